@@ -15,8 +15,10 @@ them. With `--every-lane` all lanes arrive, and it has no report of these kernel
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -74,6 +76,11 @@ def cases() -> Iterator[Case]:
                 yield {**stepwise, "batch": 70, "bidirectional": True}
                 yield {**stepwise, "masks": True}
                 yield {**stepwise, "resets": True}
+        # as if a grid had no room for a part of R
+        for dtype in (BF16, TF32):
+            streams = {"cell": cell, "hidden": 104, "dtype": dtype, "streams": True}
+            yield {**streams, "batch": 20}
+            yield {**streams, "masks": True}
         one = {"cell": cell, "hidden": 64, "steps": 1}
         yield {**one, "dtype": torch.float16, "resets": True}
         yield {**one, "bidirectional": True, "layers": 2}
@@ -85,7 +92,7 @@ def run(
     cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
     masks: bool = False, resets: bool = False, grad: bool = True, cut: bool = False,
-    stepwise: bool = False, multicast: bool = False,
+    stepwise: bool = False, multicast: bool = False, streams: bool = False,
 ) -> None:  # fmt: skip
     """One call with initial states, and its gradients.
 
@@ -94,6 +101,7 @@ def run(
         cut: in three chunks of time.
         stepwise: as if no kernel held R.
         multicast: as if clusters held no layer of a stack.
+        streams: grids that read half of R from memory.
     """
     torch.manual_seed(0)
     edges = [0, 2, 5, steps] if cut else []
@@ -120,6 +128,19 @@ def run(
     def none(*_: object, **__: object) -> tuple[()]:
         return ()
 
+    def streaming(
+        rank: Callable[..., tuple[KernelConfig, ...]], cell: Traced, dtype: str, *rest: object,
+        **more: object,
+    ) -> tuple[KernelConfig, ...]:  # fmt: skip
+        grids = (
+            one for one in rank(cell, dtype, *rest, **more) if one.clusters > 1 and not one.wgmma
+        )
+        return tuple(
+            replace(one.with_registers(0), streamed_fragments=-(-one.fragments(cell, dtype) // 2))
+            for one in grids
+        )
+
+    of_grids = {name: partial(streaming, getattr(plan, name)) for name in ("forward", "backward")}
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
         patch.object(schedules, "edges_of_both", lambda *_: edges) if cut else nullcontext(),
@@ -127,6 +148,7 @@ def run(
         patch.multiple(cluster_stack, forwards=none, backwards=none)
         if multicast
         else nullcontext(),
+        patch.multiple(plan, **of_grids) if streams else nullcontext(),  # type: ignore[arg-type]
         torch.set_grad_enabled(grad),
     ):
         y, *_ = layer(x, single, **given)

@@ -10,7 +10,6 @@ import torch
 from openrnn import cells, dispatch
 from openrnn.backends.fused import ahead, kernels
 from openrnn.backends.fused import describe as described
-from openrnn.backends.fused.stepwise import stepwise_kinds
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
@@ -89,9 +88,15 @@ def test_the_reason_is_told():
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_the_largest_lstm_is_the_one_in_the_documentation(grad):
     """docs/kernels.md, "Limits": by steps of 8 units, with loops with multicast for 2048 alone."""
-    sizes = [*range(1984, 2136, 8)]
-    asked = (problem("lstm", torch.bfloat16, h, grad=grad, processors=132) for h in sizes)
-    fits = [h for h, one in zip(sizes, asked) if not stepwise_kinds(one)]
+    sizes, cell = [*range(1984, 2136, 8)], trace(cells.lstm)
+
+    def held(kind, hidden):
+        asked = kind, cell, "bfloat16", hidden, 2, (), (9, 0), 132
+        config = next(plan.compilable_configs(*asked))
+        return not (config.stepwise or config.streamed_fragments)
+
+    kinds = ("forward", "backward") if grad else ("forward",)
+    fits = [h for h in sizes if all(held(kind, h) for kind in kinds)]
     assert fits == [h for h in sizes if h <= (2016 if grad else 2112) or h == 2048]
 
 

@@ -105,6 +105,34 @@ def test_a_size_at_which_every_kernel_spills():
         assert (have - want).norm() <= FAIR[dtype] * want.norm()
 
 
+@pytest.mark.parametrize(
+    ("cell", "hidden", "batch", "dtype"),
+    [
+        (cells.gru, 2816, 3, torch.float16), (cells.gru, 2816, 17, torch.float32),
+        (cells.lstm, 2301, 9, torch.bfloat16), (cells.lstm, 2048, 3, torch.float32),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)  # fmt: skip
+def test_sizes_of_which_a_part_is_read_from_memory(cell, hidden, batch, dtype):
+    """Neither registers nor shared memory have room for all of R: outputs, gradients, bits."""
+    check_everything(cell, hidden, batch, dtype)
+    net = layer(cell, hidden, dtype)
+    about = torch.cuda.get_device_properties()
+    problem = openrnn.Problem(
+        net.spec, dtype, "cuda", (about.major, about.minor), grad=True, batch=batch,
+        processors=about.multi_processor_count, steps=5,
+    )  # fmt: skip
+    lines = dispatch.BACKENDS["fused"].describe(problem)
+    if (about.major, about.minor, about.multi_processor_count) == (9, 0, 132):
+        assert any("of R read from memory in each step" in line for line in lines)
+    x = torch.randn(5, batch, 24, device="cuda", dtype=dtype, requires_grad=True)
+    dy = torch.randn(5, batch, hidden, device="cuda", dtype=dtype)
+    first, *rest = (step(net, x, dy) for _ in range(3))
+    for again in rest:
+        for have, want in zip(again, first):
+            assert torch.equal(have, want)
+
+
 FAMILIES = {
     "two-stages": lambda config: config.clusters == 1 and not config.wgmma,
     "grid": lambda config: config.clusters > 1 and not config.wgmma,
@@ -112,6 +140,7 @@ FAMILIES = {
     "wgmma-grid": lambda config: (
         config.clusters > 1 and config.wgmma and not isinstance(config, MulticastConfig)
     ),
+    "streaming-grid": lambda config: config.clusters > 1 and not config.wgmma,
     "low-register": lambda config: config.clusters == 1,
     "low-register-grid": lambda config: config.clusters > 1,
 }
@@ -134,12 +163,21 @@ def family(monkeypatch, request):
         kernels.kernel.cache_clear()
         memo.clear()
 
+    def streaming(cell, dtype, config):
+        """Half as much of R in registers, and half of the rest read from memory."""
+        held = config.register_fragments // 2
+        rest = config.fragments(cell, dtype) - held
+        return replace(config, register_fragments=held, streamed_fragments=-(-rest // 2))
+
     def only(rank, *asked, **more):
         low_register = {"low_register": request.param.startswith("low-register")}
         held = {} if request.param in MULTICAST else low_register
         stages = {"stages": 2} if request.param == "two-stages" else {}
         found = filter((FAMILIES | MULTICAST)[request.param], rank(*asked, **more))
-        return tuple(replace(config, **held, **stages) for config in found)
+        found = (replace(config, **held, **stages) for config in found)
+        if request.param == "streaming-grid":
+            found = (streaming(*asked[:2], config) for config in found)
+        return tuple(found)
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))

@@ -405,11 +405,11 @@ def test_stacks_in_clusters_compile_without_spills(
 @pytest.mark.parametrize("kind", KINDS)
 def test_arguments_of_all_layers_are_as_many_as_a_kernel_takes(kind):
     """32,764 bytes; a stack of more layers goes another way."""
-    for layers in (2, 64, 100, 130, 200):
+    for layers in (2, 64, 99, 130, 200):
         size = {"hidden": 16, "layers": layers, "input_size": 16}
         found = best(batch=8, kind=kind, wavefront=1, **size)
         held = found is not None
-        assert held == (layers <= 100)
+        assert held == (layers < 100)
         assert not held or found.config.argument_bytes(trace(cells.lstm)) <= 32764
 
 

@@ -31,7 +31,8 @@ def test_every_size_has_a_kernel_and_one_that_holds_r_comes_first(kind, capabili
     for hidden in (64, 4096, 20000):
         held = [*plan.compilable_configs(kind, cell, "bfloat16", hidden, 1, (), capability)]
         assert [one.stepwise for one in held] == [False] * (len(held) - 1) + [True]
-        assert (len(held) > 1) == (hidden == 64)
+        streams = hidden == 4096 and capability == (9, 0)  # a part of R, see test_streamed.py
+        assert (len(held) > 1) == (hidden == 64 or streams)
     # and none of which a device could hold two at once, or that runs several layers
     for more in ({"loops": 2}, {"layers": 3}):
         held = plan.compilable_configs(kind, cell, "bfloat16", 4096, 1, (), capability, **more)
@@ -47,7 +48,8 @@ def test_they_compile_without_spills(capability, dtype, kind, flags):
     """The last of the ranking is taken where the others hold too much."""
     for cell, hidden in ((cells.slstm, 4096), (cells.peephole_lstm, 4001)):
         saves = ("save",) if flags and kind == "forward" else ()
-        made, config = kernels.best(kind, trace(cell), dtype, hidden, 9, flags + saves, capability)
+        units = hidden + 12000 * (capability == (9, 0))  # else a grid streams a part of R
+        made, config = kernels.best(kind, trace(cell), dtype, units, 9, flags + saves, capability)
         assert config.stepwise
         assert not made.resources.spilled
 
@@ -170,7 +172,8 @@ def test_blocks_have_as_many_warps_as_there_are_tiles_of_rows():
 def test_explain_says_why():
     """One that no kernel holds; and a large batch, which a grid takes 8 rows after the others."""
     for hidden, dtype, batch, why in (
-        (4096, torch.bfloat16, 1, "us a step by the model; no kernel holds R"),
+        (16384, torch.bfloat16, 1, "us a step by the model; no kernel holds R"),
+        (2304, torch.bfloat16, 200, " with a kernel that holds a part of R"),
         (1024, torch.float32, 512, " with a kernel that holds R"),
     ):
         problem = Problem(
@@ -212,7 +215,7 @@ def test_a_wavefront_that_was_asked_for_is_refused_with_the_reason(monkeypatch):
     made = SimpleNamespace(resources=nvrtc.Resources(32, 0))
     monkeypatch.setattr(kernels, "binary", lambda *_: made)
     problem = Problem(
-        cells.lstm.spec(2304, 2304, num_layers=3, wavefront=16), torch.bfloat16, "cuda", (9, 0),
+        cells.lstm.spec(9216, 9216, num_layers=3, wavefront=16), torch.bfloat16, "cuda", (9, 0),
         processors=132, steps=64, batch=8,
     )  # fmt: skip
     line = BACKENDS["fused"].describe(problem)[-1]

@@ -65,6 +65,7 @@ class KernelConfig(ABC):
         all_states: forward writes the states of all steps; backward reads their gradients.
         reset_state: forward begins resets with given states; backward gives their gradients.
         padded: H is less than `units`.
+        streamed_fragments: of R, that a warp of a grid reads from memory in each step.
     """
 
     units: int
@@ -82,6 +83,7 @@ class KernelConfig(ABC):
     all_states: bool = False
     reset_state: bool = False
     padded: bool = False
+    streamed_fragments: int = 0
 
     kind: ClassVar[str]
     skeleton: ClassVar[str]
@@ -105,6 +107,16 @@ class KernelConfig(ABC):
     def delayed(self, delay: int) -> Self:
         """With so many cycles before the first poll, where the kernel has such a delay."""
         return self
+
+    def streamed_bytes(self, blocks: int) -> int:
+        """Memory of the streamed fragments of so many blocks."""
+        return blocks * self.warps * self.streamed_fragments * 1024
+
+    def with_registers(self, fragments: int) -> Self:
+        """With so many fragments in registers; where some are streamed, with others of those."""
+        more = fragments - self.register_fragments
+        streamed = max(0, self.streamed_fragments - more) if self.streamed_fragments else 0
+        return replace(self, register_fragments=fragments, streamed_fragments=streamed)
 
     @property
     def most_spilled(self) -> int:
@@ -160,6 +172,11 @@ class KernelConfig(ABC):
         """Fragments of R of a warp: each 8 registers of a lane, or 1 KiB of shared memory."""
         return self.k_tiles(cell, dtype) * self.mma_rows(cell)
 
+    def shared_fragments(self, cell: Traced, dtype: str) -> int:
+        """Those of a warp that lie in shared memory."""
+        held_elsewhere = self.register_fragments + self.streamed_fragments
+        return self.fragments(cell, dtype) - held_elsewhere
+
     def accumulators(self, cell: Traced) -> int:
         """Accumulator registers of a lane; a short product by `mma` has several chains."""
         count = self.mma_rows(cell) * self.tiles
@@ -180,7 +197,7 @@ class KernelConfig(ABC):
         stage = self.slots() * self.slot_bytes(cell, dtype)
         stage += self.reset_tiles() * RESET_BYTES if self.reset else 0
         ring = self.warps * self.stages * self.tiles_in_flight * stage
-        matrix = self.warps * (self.fragments(cell, dtype) - self.register_fragments) * 1024
+        matrix = self.warps * self.shared_fragments(cell, dtype) * 1024
         return front + self._exchange_bytes(cell, dtype) + ring + matrix
 
 

@@ -91,9 +91,7 @@ def variants(of: Candidate) -> list[Candidate]:
     some = MORE_FRAGMENTS if of.config.register_fragments < fragments else (0,)
     for more, low_register, stages in product(some, (False, True), (4, 2)):
         held = min(fragments, max(0, of.config.register_fragments + more))
-        config = replace(
-            of.config, register_fragments=held, low_register=low_register, stages=stages
-        )
+        config = replace(of.config.with_registers(held), low_register=low_register, stages=stages)
         fits = config.shared(cell, of.size.dtype) <= shared
         if fits and replace(config, stages=4) not in found:
             found.append(config)

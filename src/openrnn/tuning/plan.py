@@ -139,8 +139,8 @@ def ranked(
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels of a kind, "forward" or "backward", for calls with such options, best first.
 
-    Those that hold R, and the one of a stepwise loop, which any device holds: last, or first where
-    it is quicker by a model that was fitted to such a device.
+    Those that hold R or most of it, and the one of a stepwise loop, which any device holds: last,
+    or first where it is quicker by a model that was fitted to such a device.
 
     Args:
         loops: how many such loops the device is to hold at once.
@@ -169,23 +169,26 @@ def _quicker(
     kind: str, option_names: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None,
 ) -> bool:  # fmt: skip
-    """Whether a stepwise loop takes less than the first kernel that holds R.
+    """Whether a stepwise loop takes less than the first kernel of another kind.
 
-    With lengths loops that hold R end with their longest row; about half of all steps have rows.
-    Where forward's H is no multiple of 8, gates are products of their own: not measured.
+    With lengths those kernels end with their longest row; about half of all steps have rows. Where
+    forward's H is no multiple of 8, gates are products of their own: not measured, and it is
+    compared only with kernels that stream a part of R.
     """
-    if kind == "forward" and hidden % 8:
-        return False
     asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
     configs: tuple[ForwardConfig | BackwardConfig, ...]
     if kind == "forward":
         configs, us = _forward_ranking(*asked, "save" in option_names, 1)
     else:
         configs, us = _backward_ranking(*asked, 1)
+    streams = configs[0].streamed_fragments > 0
+    if kind == "forward" and hidden % 8 and not streams:
+        return False
     if us is None:
         us = microseconds_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
     own = stepwise.step_us(kind, cell, dtype, units_of(hidden), batch)
-    return own < stepwise.MAX_TIME_RATIO * us / (2 if "lengths" in option_names else 1)
+    ratio = 1.0 if streams else stepwise.MAX_TIME_RATIO
+    return own < ratio * us / (2 if "lengths" in option_names else 1)
 
 
 @memo(4096)
@@ -292,8 +295,15 @@ def compilable_configs(
 
 
 def fits_concurrently(config: KernelConfig, batch: int, loops: int, limits: Limits) -> bool:
-    """Whether a device holds so many loops of a kernel at once, each in one launch."""
-    return loops == 1 or loops * clusters_of(config, batch) <= limits.clusters(config.cluster)
+    """Whether a device holds so many loops of a kernel at once, each in one launch.
+
+    Loops that stream a part of R would share L2: that was not measured, so none run at once.
+    """
+    if loops == 1:
+        return True
+    return not config.streamed_fragments and loops * clusters_of(config, batch) <= limits.clusters(
+        config.cluster
+    )
 
 
 def clusters_of(config: KernelConfig, batch: int) -> int:

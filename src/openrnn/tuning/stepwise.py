@@ -16,7 +16,7 @@ from openrnn.codegen.cuda import planes
 from openrnn.codegen.trace import Traced
 
 WARPS = (1, 2, 4, 8)  # of a block: the fewest with which one has all rows
-# of the time of a loop that holds R, at most, that one by GEMMs must take to be chosen
+# of the time of a loop that holds all of R, at most, that one by GEMMs must take to be chosen
 MAX_TIME_RATIO = 0.85
 # From 30 LSTMs and GRUs of 1,024 to 4,096 units at B 1 to 1,024 on an H100, from graphs. The error
 # is 10%, but for products of more than 3e10 operations, which take 0.8 of the time here.

@@ -78,7 +78,8 @@ def _of_loops(
         why = "no kernel holds R"
         if held is not None:
             us = plan.microseconds_of(cell, dtype, held, batch, limits)
-            why = f"{us:.2f} with a kernel that holds R"
+            part = "a part of " if held.streamed_fragments else ""
+            why = f"{us:.2f} with a kernel that holds {part}R"
         return [
             f"{head}each step a GEMM and a launch of {config.blocks(batch)} blocks of "
             f"{config.threads} threads, {registers}, {time:.2f} us a step by the model; {why}"
@@ -91,6 +92,9 @@ def _of_loops(
         blocks = f"grid of {config.clusters} x {blocks}"
     warps = " whose warps multiply four at a time" if config.wgmma else ""
     products = ", products of float16" if config.half_operands else ""
+    if config.streamed_fragments:
+        share = config.streamed_fragments / config.fragments(cell, dtype)
+        products += f", {share:.0%} of R read from memory in each step"
     if isinstance(config, MulticastConfig):
         products += f", {config.operand} by TMA"
     if isinstance(config, ClusterStackConfig):

@@ -16,6 +16,7 @@ from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError, warn_user
 from openrnn.kernels.cuda.args import LOOPS
 from openrnn.memo import memo, resource
+from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
@@ -24,7 +25,8 @@ Config = TypeVar("Config", bound=KernelConfig)
 LoopConfig = ForwardConfig | BackwardConfig
 # where the arguments that only grids and stacks have stand among the words of a launch
 GRID_PLACES = {
-    kind: (table.place("delay"), table.place("first_row")) for kind, table in LOOPS.items()
+    kind: tuple(table.place(name) for name in ("delay", "first_row", "streamed"))
+    for kind, table in LOOPS.items()
 }
 
 
@@ -71,8 +73,7 @@ def tries_of(
     most = config.register_fragments
     tries = [config] if exact else [
         replace(
-            config, register_fragments=max(0, most - fewer), stages=stages,
-            low_register=low_register,
+            config.with_registers(max(0, most - fewer)), stages=stages, low_register=low_register
         )
         for stages, fewer, low_register in changes
     ]  # fmt: skip
@@ -215,15 +216,20 @@ def launch(
     """Launches a loop for all rows of the batch; grids and stacks for as many as fit, in turn.
 
     Args:
-        words: of its arguments; the `delay` and `first_row` of these are set here.
+        words: of its arguments; `delay`, `first_row` and `streamed` of these are set here.
         launch_event: see `CudaKernel.launch`.
     """
     if not config.is_cooperative:
         kernel.launch(-(-batch // config.rows), words, launch_event)
         return
-    delay, first_row = GRID_PLACES[config.kind]
+    delay, first_row, streamed = GRID_PLACES[config.kind]
     words[delay] = config.delay
     copies = kernel.max_clusters // config.clusters  # of R, each with rows of its own
+    if config.streamed_fragments:  # the launches use the memory one after the other
+        blocks = min(copies, -(-batch // config.rows)) * config.clusters * config.cluster
+        memory = allocator_for(torch.uint8, torch.device("cuda", kernel.device))
+        held = memory.empty(config.streamed_bytes(blocks))
+        words[streamed] = held.data_ptr()
     for first in range(0, batch, config.rows * copies):
         words[first_row] = first
         used = min(copies, -(-(batch - first) // config.rows))

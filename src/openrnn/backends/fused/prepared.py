@@ -56,7 +56,7 @@ class PreparedLoop:
             "batch": batch, "hidden": layer.hidden, "layers": layers, "reverse": layer.direction,
             "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
             "reset_step_bytes": way * batch,
-            "first_row": 0, "delay": 0,  # those of a grid `kernels.launch` sets
+            "first_row": 0, "delay": 0, "streamed": 0,  # `kernels.launch` sets those of a grid
             "step": 0, "products": 0, "carried": 0,  # and these `StepwiseLoop`
         }  # fmt: skip
         if forward:

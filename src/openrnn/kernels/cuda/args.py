@@ -55,6 +55,9 @@ class ForwardArgs(Args):
     h: Annotated[int, "storage_t*", "stepwise only: [B, UNITS] that the next GEMM reads"] = 0
     products: Annotated[int, "const float*", "stepwise only: h R^T [B, GATES, UNITS]"] = 0
     carried: Annotated[int, "float*", "stepwise only: states [STATES, B, hidden] between steps"] = 0
+    streamed: Annotated[
+        int, "void*", "grid: [warps, STREAMED_FRAGMENTS, 1 KiB], see streamed.cuh; or null"
+    ] = 0
     initial: Annotated[States, "const storage_t*", "[B, hidden] each, or null: zeros"]
     reset_state: Annotated[States, "const storage_t*", "the same, after a reset"]
     final: Annotated[States, "storage_t*", "out [B, hidden] each"]
@@ -99,6 +102,9 @@ class BackwardArgs(Args):
     products: Annotated[int, "const float*", "stepwise only: dh of the step before [B, UNITS]"] = 0
     carried: Annotated[
         int, "float*", "stepwise only: [STATES, B, hidden] between steps; of reset states behind it"
+    ] = 0
+    streamed: Annotated[
+        int, "void*", "grid: [warps, STREAMED_FRAGMENTS, 1 KiB], see streamed.cuh; or null"
     ] = 0
     d_final: Annotated[States, "const storage_t*", "[B, hidden] each, or null: zeros"]
     d_all_states: Annotated[

@@ -16,6 +16,29 @@ INLINE bool arrived(uint4 words) {
     return words.x != ~0u && words.y != ~0u && words.z != ~0u && words.w != ~0u;
 }
 
+// Polls again for what has not arrived, all of it at once, because a poll takes half a microsecond,
+// until all has. poll_again(i): the poll for number i. Whether any was not there at first.
+template <int COUNT, class PollAgain>
+INLINE bool await_arrival(uint4 (&found)[COUNT], PollAgain poll_again) {
+    bool early = false;
+#if SPIN_LIMIT
+    int tries = 0;
+#endif
+    while (true) {
+        bool all = true;
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i) all &= arrived(found[i]);
+        if (all) return early;
+        early = true;
+#if SPIN_LIMIT
+        if (++tries > SPIN_LIMIT) __trap();
+#endif
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (!arrived(found[i])) found[i] = poll_again(i);
+    }
+}
+
 // A user's NaN, or two in 16 bits, with that pattern are replaced by others.
 template <bool TWO_VALUES>
 INLINE uint32 not_all_ones(uint32 bits) {

@@ -115,24 +115,7 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
             place[i] = operand_offset(chunk, r / 8, r % 8);
             found[i] = source[i] ? poll(source[i]) : make_uint4(0, 0, 0, 0);
         }
-        // What has not arrived is polled again, all at once: a poll takes half a microsecond.
-        bool early = false;
-#if SPIN_LIMIT
-        int tries = 0;
-#endif
-        while (true) {
-            bool all = true;
-            #pragma unroll
-            for (int i = 0; i < BATCH; ++i) all &= arrived(found[i]);
-            if (all) break;
-            early = true;
-#if SPIN_LIMIT
-            if (++tries > SPIN_LIMIT) __trap();
-#endif
-            #pragma unroll
-            for (int i = 0; i < BATCH; ++i)
-                if (!arrived(found[i])) found[i] = poll(source[i]);
-        }
+        const bool early = await_arrival(found, [&](int i) { return poll(source[i]); });
         #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const uint4 words = found[i];
@@ -148,7 +131,8 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
 // Loads this warp's rows of the cluster's part of the matrix. load(group, which, k): 16 bytes of
 // this lane, of one of the group's sums.
 template <class Load>
-INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, Load load) {
+INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others,
+                      const Streamed& streamed, Load load) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     #pragma unroll
     for (int s = K_TILES - 1; s >= 0; --s)  // fragments for registers come last
@@ -164,19 +148,19 @@ INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others, 
                 if (group < here.groups && k < K)
                     half[h] = load(here.first_group + group, which, k);
             }
-            hold(matrix, others, m, s, half[0], half[1]);
+            hold(matrix, others, streamed, m, s, half[0], half[1]);
         }
 }
 
 // Multiplies, and sends the share of each sum to the owner of its slot. now: which of two buffers.
 INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const unsigned char* others,
-                              uint32 mbarriers, int now) {
+                              Streamed& streamed, uint32 mbarriers, int now) {
     const int m_warp = here.warp % M_WARPS, k_warp = here.warp / M_WARPS;
     if ((WGMMA ? m_warp & ~3 : m_warp) * MMA_ROWS * 2 >= here.groups * SUMS) return;
     Sums sums = {};
-    product(sums, matrix, others, shared + AT_OPERAND + now * OPERAND_BYTES +
-                                      k_warp * (K_TILES * 4 * CHUNK_BYTES) +
-                                      operand_start(here.thread_in_group, here.group_of_lane));
+    product(sums, matrix, others, streamed,
+            shared + AT_OPERAND + now * OPERAND_BYTES + k_warp * (K_TILES * 4 * CHUNK_BYTES) +
+                operand_start(here.thread_in_group, here.group_of_lane));
     #pragma unroll
     for (int half = 0; half < 2 * MMA_ROWS; ++half) {  // of 8 units
         const int m = half / 2, number = m_warp * MMA_ROWS * 2 + half;

@@ -57,7 +57,8 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     }
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
-    load_part(here, matrix, others, [&](int group, int, int k) {
+    Streamed streamed(args.streamed, int64(blockIdx.x) * WARPS + here.warp, lane);
+    load_part(here, matrix, others, streamed, [&](int group, int, int k) {
         return *reinterpret_cast<const uint4*>(args.weight + int64(group * 8 + group_of_lane) * K +
                                                k);
     });
@@ -71,12 +72,13 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     for (int i = 0; i <= time.count && time.count > 0; ++i) {
         const int t = time.first + time.direction * i, now = (i - 1) & 1;
         if (i > 0) {
+            streamed.begin();
             fetch(here, wait,
                   advanced(args.d_gates, (time.moved + i - 1) * args.d_gates_step_bytes) +
                       RIGHT * UNITS,
                   GATES_ROW, rows, shared + AT_OPERAND + now * OPERAND_BYTES);
             __syncthreads();
-            multiply_and_send(here, matrix, others, mbarriers, now);
+            multiply_and_send(here, matrix, others, streamed, mbarriers, now);
 #if CLUSTER == 1
             __syncthreads();
 #endif

@@ -70,7 +70,8 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     inputs.begin(args, here, time, rows);
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
-    load_part(here, matrix, others, [&](int group, int gate, int k) {
+    Streamed streamed(args.streamed, int64(blockIdx.x) * WARPS + here.warp, lane);
+    load_part(here, matrix, others, streamed, [&](int group, int gate, int k) {
         return chunk_of(args.weight, gate, group * 8 + group_of_lane, k, args.hidden);
     });
     #pragma unroll
@@ -82,11 +83,12 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     uint32 wait = uint32(args.delay) * FINE;  // before the first poll
     for (int i = 0; i < time.count; ++i) {
         const int t = time.first + time.direction * i, now = i & 1;
+        streamed.begin();
         if (i > 0)
             fetch(here, wait, advanced(flags, (time.moved + i - 1) * flags_step_bytes),
                   flags_row, rows, shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
-        multiply_and_send(here, matrix, others, mbarriers, now);
+        multiply_and_send(here, matrix, others, streamed, mbarriers, now);
 #if CLUSTER == 1
         __syncthreads();
 #endif

@@ -1,7 +1,8 @@
 // A warp's part of the matrix, and its product with an operand in shared memory.
 //
 // The matrix is MMA_ROWS x 16 rows and K_TILES tiles of K; a fragment is one of each: 8 registers
-// of a lane or 1 KiB of shared memory. The first REGISTER_FRAGMENTS fragments stay in registers.
+// of a lane or 1 KiB of shared memory. The first REGISTER_FRAGMENTS fragments stay in registers,
+// STREAMED_FRAGMENTS of the others are read from memory in each step, see streamed.cuh.
 //
 // WGMMA: the four warps of a warpgroup multiply as one, so that the operand is read from shared
 // memory once for all four. Their sums lie in lanes as those of mma do. Fragments in registers have
@@ -11,14 +12,18 @@
 static_assert(!WGMMA || WARPS % 4 == 0, "four warps multiply together");
 // no array is empty
 constexpr int FRAGMENT_ARRAY = REGISTER_FRAGMENTS > 0 ? REGISTER_FRAGMENTS : 1;
-// the other fragments of a warp
-constexpr int MATRIX_BYTES = (K_TILES * MMA_ROWS - REGISTER_FRAGMENTS) * 1024;
+// those of a warp in shared memory
+constexpr int MATRIX_BYTES =
+    (K_TILES * MMA_ROWS - REGISTER_FRAGMENTS - STREAMED_FRAGMENTS) * 1024;
+static_assert(!WGMMA || STREAMED_FRAGMENTS == 0, "tensor cores themselves read the others");
 // Independent sums, where few products would wait for each other; a tile of K has two.
 constexpr int CHAINS =
     WGMMA || MMA_ROWS * TILES >= 4 ? 1 : MMA_ROWS * TILES >= 2 || K_TILES < 2 ? 2 : 4;
 
 typedef uint32 Matrix[FRAGMENT_ARRAY][8];
 typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
+
+#include "streamed.cuh"
 
 // 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends.
 // In a stack also of W_ih, which is not halved: gates halve what the ring buffer has of it.
@@ -91,8 +96,8 @@ INLINE uint4 dealt(uint4 mine) {
 
 // Puts 16 rows of a tile of K where they belong. lower, upper: 16 bytes of K of rows lane / 4 and
 // lane / 4 + 8.
-INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lower,
-                 uint4 upper) {
+INLINE void hold(Matrix& matrix, unsigned char* others, const Streamed& streamed, int m, int s,
+                 uint4 lower, uint4 upper) {
     const int fragment = s * MMA_ROWS + m;
     if (LOW_REGISTER && fragment % 4 == 3) __syncwarp();  // keeps later loads behind it
 #if WGMMA
@@ -103,13 +108,16 @@ INLINE void hold(Matrix& matrix, unsigned char* others, int m, int s, uint4 lowe
     if (fragment < REGISTER_FRAGMENTS) {
         #pragma unroll
         for (int i = 0; i < 8; ++i) matrix[fragment][i] = a[i];
+    } else if (is_streamed(fragment)) {
+        streamed.store(streamed_before(fragment), make_uint4(a[0], a[1], a[2], a[3]),
+                       make_uint4(a[4], a[5], a[6], a[7]));
     } else {
 #if WGMMA
         unsigned char* place = others + (fragment - REGISTER_FRAGMENTS) * 4096;
         *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[2], a[4], a[6]);
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[1], a[3], a[5], a[7]);
 #else
-        unsigned char* place = others + (fragment - REGISTER_FRAGMENTS) * 1024;
+        unsigned char* place = others + shared_number(fragment) * 1024;
         *reinterpret_cast<uint4*>(place) = make_uint4(a[0], a[1], a[2], a[3]);
         *reinterpret_cast<uint4*>(place + 512) = make_uint4(a[4], a[5], a[6], a[7]);
 #endif
@@ -126,7 +134,7 @@ INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
         #pragma unroll
         for (int turn = 0; turn < K_TILES; ++turn) {
             const int s = HALF_OPERANDS ? turn : K_TILES - 1 - turn;
-            hold(matrix, others, m, s, load(2 * m, s), load(2 * m + 1, s));
+            hold(matrix, others, no_stream(), m, s, load(2 * m, s), load(2 * m + 1, s));
         }
 }
 
@@ -208,7 +216,7 @@ INLINE uint32 matrix_descriptor(const unsigned char* others) {
 }
 
 // sums += matrix x operand; operand: with `operand_start`
-INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
+INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others, Streamed&,
                     const unsigned char* operand) {
     const uint32 a = matrix_descriptor(others);
     const uint32 b = descriptor_low(shared_address(operand), CHUNK_BYTES);
@@ -218,7 +226,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
 }
 #else
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
-                    const unsigned char* operand) {
+                    Streamed& streamed, const unsigned char* operand) {
     #pragma unroll
     for (int s = 0; s < K_TILES; ++s) {
         uint4 b[TILES];
@@ -233,8 +241,10 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
                 const uint32 (&a)[8] = matrix[fragment];
                 first = make_uint4(a[0], a[1], a[2], a[3]);
                 second = make_uint4(a[4], a[5], a[6], a[7]);
+            } else if (is_streamed(fragment)) {
+                streamed.take(streamed_before(fragment), first, second);
             } else {
-                const unsigned char* place = others + (fragment - REGISTER_FRAGMENTS) * 1024;
+                const unsigned char* place = others + shared_number(fragment) * 1024;
                 first = *reinterpret_cast<const uint4*>(place);
                 second = *reinterpret_cast<const uint4*>(place + 512);
             }
@@ -247,6 +257,12 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
     }
 }
 #endif
+
+INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others,
+                    const unsigned char* operand) {
+    Streamed streamed = no_stream();
+    product(sums, matrix, others, streamed, operand);
+}
 
 // a sum of all its chains
 INLINE float chained(const Sums& sums, int m, int n, int place) {

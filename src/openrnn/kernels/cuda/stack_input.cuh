@@ -75,21 +75,7 @@ struct Polls {
     // until what these polls ask for is here; then it goes to the operand
     INLINE void finish(int turn, int i, unsigned char* operand) {
         uint4 (&words)[IN_FLIGHT] = found[turn];
-#if SPIN_LIMIT
-        int tries = 0;
-#endif
-        while (true) {
-            bool all = true;
-            #pragma unroll
-            for (int p = 0; p < IN_FLIGHT; ++p) all &= arrived(words[p]);
-            if (all) break;
-#if SPIN_LIMIT
-            if (++tries > SPIN_LIMIT) __trap();
-#endif
-            #pragma unroll
-            for (int p = 0; p < IN_FLIGHT; ++p)
-                if (!arrived(words[p])) words[p] = poll_for(i, p);
-        }
+        await_arrival(words, [&](int p) { return poll_for(i, p); });
         #pragma unroll
         for (int p = 0; p < IN_FLIGHT; ++p)
             if (offset[p] != NOWHERE) store_operand(operand + place[p], words[p]);
