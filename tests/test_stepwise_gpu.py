@@ -41,6 +41,29 @@ def test_corners(stepwise, cell, corner):
     check(with_cell(CORNERS[corner], CELLS[cell]), "fused")
 
 
+@pytest.fixture(params=["forward", "backward"])
+def one_stepwise(request, monkeypatch):
+    """Only this kind of loop is stepwise: the kernel of the other holds R."""
+
+    def forget():
+        kernels.kernel.cache_clear()
+        memo.clear()
+
+    monkeypatch.setattr(plan, request.param, lambda *asked, **more: ())
+    monkeypatch.setattr(plan, "_of_stack", lambda *asked, **more: ())
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_beside_a_loop_that_holds_r(one_stepwise, cell, corner):
+    """With lengths all loops save activations of rows that are sorted by them."""
+    check(with_cell(CORNERS[corner], CELLS[cell]), "fused")
+
+
 @pytest.mark.parametrize("cell", [awkward, idle, sided, functions], ids=lambda cell: cell.name)
 @pytest.mark.parametrize("name", OWN)
 def test_a_cell_of_ones_own(stepwise, name, cell):

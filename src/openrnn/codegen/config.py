@@ -121,7 +121,7 @@ class KernelConfig(ABC):
     @property
     def most_spilled(self) -> int:
         """Bytes of registers that a kernel may spill and still be tried in its turn."""
-        return 0
+        return 32 if self.streamed_fragments else 0  # little beside what it reads in each step
 
     @property
     def threads(self) -> int:

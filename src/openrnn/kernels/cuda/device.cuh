@@ -64,6 +64,13 @@ INLINE void store_end(float* chunk_out, storage_t* end, int64 first, int64 at, f
         end[at] = narrow(value);
 }
 
+// The batch row at a place of the tiles in which all loops save activations: with lengths rows lie
+// there by falling length.
+template <bool SORTED, class Args>
+INLINE int64 row_of(const Args& args, int64 place) {
+    return SORTED ? args.order[place] : place;
+}
+
 // The batch row of each row of the block's tiles, -1 past the batch; order: null for the plain one.
 template <int COUNT, int THREADS>
 INLINE void number_rows(int* rows, int64 first, int64 batch, const int64* order) {

@@ -108,7 +108,8 @@ backward(const __grid_constant__ BackwardArgs args) {
     if (i == time.count) {
         #pragma unroll
         for (int c = 0; c < 2; ++c)
-            if (inside && own_row + c < args.batch) finish_row(args, time, own_row + c, unit);
+            if (inside && own_row + c < args.batch)
+                finish_row(args, time, row_of<LENGTHS>(args, own_row + c), unit);
         return;
     }
     float vectors[VECTORS + 1], values[2][ACTIVATIONS + 4], sums[SUMS] = {};
@@ -123,8 +124,8 @@ backward(const __grid_constant__ BackwardArgs args) {
     storage_t* const target = advanced(args.d_gates, (time.moved + i) * args.d_gates_step_bytes);
     #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        const int64 b = own_row + c;
-        if (b >= args.batch) continue;
+        if (own_row + c >= args.batch) continue;
+        const int64 b = row_of<LENGTHS>(args, own_row + c);
         float d_gates[PLANES] = {};
         if (inside) derive_row(args, time, i, b, unit, values[c], vectors, d_gates, sums);
         #pragma unroll

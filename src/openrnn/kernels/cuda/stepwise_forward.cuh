@@ -82,8 +82,8 @@ forward(const __grid_constant__ ForwardArgs args) {
     float saved[2][ACTIVATIONS + 4] = {};
     #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        const int64 b = own_row + c;
-        if (b >= args.batch) continue;
+        if (own_row + c >= args.batch) continue;
+        const int64 b = row_of<LENGTHS>(args, own_row + c);
         if (!inside)
             args.h[b * UNITS + unit] = 0;
         else if (i < 0)
