@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import openrnn
 from openrnn import arguments, functional, memory, ops, tensors
@@ -156,6 +157,69 @@ def test_lengths_of_every_whole_type(name, backend):
     assert torch.equal(layer(X, lengths=lengths.to(dtype))[0], layer(X, lengths=lengths)[0])
     with pytest.raises(ValueError, match=r"lengths must be in \[0, 5\], got values from 0 to 6"):
         layer(X, lengths=torch.tensor([5, 0, 6]).to(dtype))
+
+
+@pytest.mark.parametrize("name", ["uint8", "uint16", "uint64", "int64", "float16", "float32"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_resets_of_every_real_type(name, backend):
+    layer, dtype = openrnn.LSTM(6, 4, backend=backend), getattr(torch, name)
+    mask = torch.rand(5, 3) < 0.4
+    assert torch.equal(layer(X, reset=mask.to(dtype))[0], layer(X, reset=mask)[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        (torch.full((5, 3), torch.nan), "nan"),
+        (torch.tensor([0.0, 1.0, 0.5]).expand(5, 3), "0.5"),
+        (-torch.eye(5, 3, dtype=torch.int8), "-1"),
+        (torch.eye(5, 3).to(torch.uint16) * 2, "2"),
+        ([[0, 1, 2]] * 5, "2"),
+        (torch.zeros(5, 3, dtype=torch.complex64), "torch.complex64"),
+    ],
+)
+def test_a_reset_mask_has_no_other_numbers(given, got):
+    layer = openrnn.LSTM(6, 4)
+    spec, weights, int8 = layer.spec, layer.weights(), openrnn.LSTM(6, 4)
+    openrnn.quantize(int8, quiet=True)
+    calls = [
+        lambda: layer(X, reset=given),
+        lambda: layer.step(X[0], reset=given[0]),
+        lambda: int8(X, reset=given),
+        lambda: ops.forward(X, weights, spec, reset=given),
+    ]
+    if isinstance(given, torch.Tensor):
+        calls.append(lambda: layer.stepper(3).reset(given[0]))
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"must be bool or have [^.]*0 and 1, got {got}$"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_resets_are_not_read_while_something_traces():
+    layer = openrnn.LSTM(6, 4, backend="cpu").requires_grad_(False)
+    masks = torch.eye(5, 3), torch.eye(5, 3) * 0.5
+    wanted = layer(X, reset=masks[0])[0]
+    traced = make_fx(lambda mask: layer(X, reset=mask)[0])(masks[0])
+    compiled = torch.compile(
+        lambda mask: layer(X, reset=mask)[0], fullgraph=True, backend="aot_eager"
+    )
+    for mask in masks:
+        assert torch.equal(traced(mask), wanted)
+        assert torch.equal(compiled(mask), wanted)
+
+
+@pytest.mark.gpu
+def test_resets_on_a_gpu_are_not_read():
+    layer, x = openrnn.LSTM(6, 4, device="cuda"), X.cuda()
+    layer(x, reset=torch.eye(5, 3, device="cuda"))  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        layer(x, reset=torch.eye(5, 3, device="cuda") * 0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with pytest.raises(ValueError, match=r"got 0\.5"):
+        layer(x, reset=torch.eye(5, 3) * 0.5)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -75,7 +75,8 @@ def recurrent(
         params: in the order of `openrnn.params.module_slots(spec)`.
         states: initial states, each (L*D, B, O or H), zeros where not given.
         lengths: (B,) integers in [0, T]; y is 0 past them, final states are those at the true end.
-        reset: (T, B); where not 0 the states are replaced before the step, in reverse after it.
+        reset: (T, B), bool or 0 and 1; where set the states are replaced before the step, in
+            reverse after it.
         reset_states: what replaces them, each (L*D, B, O or H), zeros where not given.
         return_states: also return each state of every step, (L*D, T, B, O or H).
         training: drop outputs between layers with probability `spec.dropout`.
@@ -276,7 +277,28 @@ def check_reset(reset: Tensor, x: Tensor) -> Tensor:
         )
     if reset.is_meta and not x.is_meta:
         raise ValueError("reset must have values, got a tensor of device meta")
-    return reset.to(device=x.device, dtype=torch.bool)
+    return truth_values("reset", reset).to(x.device)
+
+
+def truth_values(name: str, mask: Tensor) -> Tensor:
+    """A mask as bool: of another type 1 is set and 0 is not.
+
+    Other numbers, such as nan, are refused where they can be read without waiting for a GPU;
+    elsewhere, and while something traces, all but 0 are set.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    if mask.is_complex():
+        raise ValueError(f"{name} must be bool or have real numbers 0 and 1, got {mask.dtype}")
+    found = mask.to(torch.bool)
+    hidden = torch.compiler.is_compiling() or op.watched(mask) or not tensors.is_plain(mask)
+    if hidden or mask.device.type != "cpu":
+        return found
+    values = mask.to(torch.float64)  # some types, such as uint16, have few operators
+    other = values != found.to(torch.float64)
+    if other.any():
+        raise ValueError(f"{name} must be bool or have only 0 and 1, got {values[other][0]:g}")
+    return found
 
 
 def takes_packed(

@@ -45,9 +45,9 @@ EXTRAS = """
     A call also takes:
         lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final
             state is that at the true end.
-        reset: mask in the layout of the input, (T, B): where set, the states are replaced *before*
-            the step (in RL terms `episode_start`), in the reverse direction after it; no gradient
-            passes. Setting it at t = 0 discards `hx`.
+        reset: mask in the layout of the input, (T, B), bool or 0 and 1: where set, the states are
+            replaced *before* the step (in RL terms `episode_start`), in the reverse direction after
+            it; no gradient passes. Setting it at t = 0 discards `hx`.
         reset_state: what replaces them, like hx with 1 allowed for a size; zeros by default.
         return_states: also return each state after every step, (L*D, T, B, H), differentiable.
         generator: of dropout masks; by default torch's own.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from openrnn import prepared_calls, tensors
+from openrnn import functional, prepared_calls, tensors
 from openrnn.nn.call_guard import CallGuard, can_guard, has_unguarded_mode, is_unobserved
 
 _address, _storage = Tensor.data_ptr, Tensor.untyped_storage
@@ -120,19 +120,21 @@ class Stepper:
 
         Raises:
             TypeError: the mask is no tensor.
-            ValueError: the mask has another shape.
+            ValueError: the mask has another shape, or numbers other than 0 and 1.
         """
         if mask is not None and not isinstance(mask, Tensor):
             raise TypeError(f"mask must be a tensor (B,), got {type(mask).__name__}")
         if mask is not None and (self._batch is None or mask.shape != (self._batch,)):
             wanted = "None, as there is no batch" if self._batch is None else f"({self._batch},)"
             raise ValueError(f"mask must have shape {wanted}, got {tuple(mask.shape)}")
+        if mask is not None:
+            mask = functional.truth_values("mask", mask)
         with torch.no_grad():
             for state in self._halves[self._turn]:
                 if mask is None:
                     state.zero_()
                 else:
-                    state.masked_fill_(mask.to(state.device, torch.bool)[:, None], 0)
+                    state.masked_fill_(mask.to(state.device)[:, None], 0)
 
     def _parameters(self) -> list[Any]:
         own, names = self._layer._reads()
