@@ -504,6 +504,25 @@ def test_classes_that_change_what_torch_does_are_left(kind):
     assert type(module) is face
 
 
+def test_a_class_has_names_of_options_for_itself():
+    """Options that torch lacks and no call reads from the layer."""
+    module = derived(nn.LSTM, reverse=lambda self, x: x.flip(0))(3, 4)
+    module.precision, module.wavefront = "full", nn.Linear(4, 4)
+    plain = nn.LSTM(3, 4)
+    plain.recompute = 1
+    x = torch.randn(5, 2, 3)
+    wanted = module(x)[0], plain(x)[0]
+    for each in (module, plain):
+        assert not quietly(each).rows[0].note.startswith("left")
+    assert torch.allclose(module(x)[0], wanted[0], atol=1e-6)
+    assert torch.allclose(plain(x)[0], wanted[1], atol=1e-6)
+    assert module.precision == "full"
+    assert isinstance(module.wavefront, nn.Linear)
+    assert torch.equal(module.reverse(x), x.flip(0))
+    assert plain.recompute == 1
+    assert (module.cell_clip, plain.cell_clip) == (None, None)
+
+
 def test_a_derived_class_is_of_torch_already():
     assert quietly(Quiet(3, 4), to="torch").rows[0].note == "left: of torch already"
     mine = type("Mine", (openrnn.GRU,), {})(3, 4)

@@ -35,6 +35,42 @@ def test_another_value_is_refused_and_changes_nothing(name):
     assert layer.spec == openrnn.LSTM(4, 5).spec
 
 
+@pytest.mark.parametrize("name", OTHER)
+def test_an_option_can_be_read(name):
+    """And a layer made of what is read is the same one."""
+    given = {name: OTHER[name]}
+    if name in ("input_mode", "cell"):
+        given = {**given, "input_size": 5}  # skip needs I = H
+    elif name == "bias_mode":
+        given = {**given, "bias": False}
+    arguments = {"cell": openrnn.cells.lstm, "input_size": 4, "hidden_size": 5, **given}
+    layer = openrnn.Recurrent(**arguments)
+    read = getattr(layer, name)
+    assert read == ((-1.0, 1.0) if name == "cell_clip" else given[name])
+    assert openrnn.Recurrent(**{**arguments, name: read}).spec == layer.spec
+    for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert getattr(made, name) == read
+
+
+def test_options_that_are_not_given_are_read_as_they_are():
+    layer = openrnn.LSTM(4, 5)
+    found = {name: getattr(layer, name) for name in OTHER}
+    assert found == {
+        "algorithm": "auto", "bias": True, "bias_mode": "double", "bidirectional": False,
+        "cell": openrnn.cells.lstm, "cell_clip": None, "hidden_size": 5, "input_mode": "linear",
+        "input_size": 4, "num_layers": 1, "precision": "default", "proj_size": 0,
+        "recompute": "none", "reset_dropout_state": False, "reverse": False, "wavefront": None,
+    }  # fmt: skip
+    assert openrnn.GRUCell(4, 4, input_mode="skip").input_mode == "skip"
+    assert openrnn.Pipeline(openrnn.LSTM(4, 5, wavefront=2), ["cpu"]).wavefront == 2
+
+
+def test_an_option_can_be_read_in_a_compiled_function():
+    layer = openrnn.LSTM(4, 5, reverse=True)
+    run = torch.compile(lambda x: x + layer.reverse, fullgraph=True, backend="eager")
+    assert torch.equal(run(torch.zeros(3)), torch.ones(3))
+
+
 def test_the_value_that_it_has_is_taken():
     layer = openrnn.LSTM(4, 5, num_layers=2, cell_clip=(-1.0, 1.0))
     layer.hidden_size, layer.num_layers, layer.bias, layer.cell_clip = 5, 2, True, (-1.0, 1.0)
@@ -96,6 +132,31 @@ def test_a_users_class_has_our_names_for_itself():
     assert not encoder.spec.reverse
     with pytest.raises(AttributeError, match="Encoder takes hidden_size"):
         encoder.hidden_size = 5
+
+
+class Named(openrnn.LSTM):
+    """A user's class with a method, a submodule and a parameter of such names."""
+
+    def __init__(self):
+        super().__init__(4, 5)
+        self.precision = torch.nn.Parameter(torch.ones(5))
+        self.recompute = torch.nn.Linear(5, 5)
+
+    def reverse(self, x):
+        return x.flip(0)
+
+
+def test_a_users_class_has_our_names_for_other_things():
+    layer, x = Named(), torch.randn(3, 2, 4)
+    assert torch.equal(layer.reverse(x), x.flip(0))
+    assert layer.recompute(torch.ones(5)).shape == layer.precision.shape == (5,)
+    assert {"precision", "recompute.weight"} < layer.state_dict().keys()
+    for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert isinstance(made.recompute, torch.nn.Linear)
+        assert torch.equal(made.precision, torch.ones(5))
+    for _ in range(3):
+        assert layer(x)[0].shape == (3, 2, 5)
+    assert not layer.spec.reverse
 
 
 def test_copies_keep_options_fixed():

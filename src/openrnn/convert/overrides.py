@@ -4,6 +4,7 @@ from types import CodeType
 
 from torch import nn
 
+from openrnn.nn.fixed_options import OF_SPEC
 from openrnn.nn.subclasses import SUBCLASSES
 
 # what a class may define: ours do not depend on it, or come to it by `super()`
@@ -40,7 +41,7 @@ def hindrance(kind: type[nn.Module], base: type[nn.Module]) -> str | None:
                 f"{part.__name__}.forward does not call super().forward: derive the class from "
                 f"{ours} in place of {theirs}, or write its loop as an openrnn.cell"
             )
-    taken = BEFORE | _names(base) - FREE
+    taken = BEFORE | _names(base) - FREE - OF_SPEC
     changed = sorted({name for part in own for name in vars(part)} & taken)
     if changed:
         return (

@@ -12,6 +12,7 @@ from openrnn import nn as ours
 from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
 from openrnn.convert.hints import hint
 from openrnn.convert.outcome import ConversionRow, change_each, noted, table
+from openrnn.nn.fixed_options import OF_SPEC
 from openrnn.nn.network import Network
 from openrnn.nn.quantized import Quantized
 from openrnn.printed import Printed
@@ -263,7 +264,8 @@ def _clash(module: nn.Module, twin: nn.Module, own: set[str]) -> str | None:
             return "it was compiled by its method compile: convert it before"
         if callable(getattr(kind, name, None)):
             return f"its method {name} was replaced"
-        if name not in own and (name in vars(twin) or hasattr(type(twin), name)):
+        taken = name in vars(twin) or (hasattr(type(twin), name) and name not in OF_SPEC)
+        if name not in own and taken:
             return f"its attribute {name} has another meaning there"
     return None
 

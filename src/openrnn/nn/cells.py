@@ -13,7 +13,7 @@ from openrnn import cells, dispatch, functional, params, prepared_calls, tensors
 from openrnn.cells import Cell
 from openrnn.nn import autocast, checks, foreign
 from openrnn.nn.call_cache import NO_MASKS, CachingModule
-from openrnn.nn.fixed_options import FixedOptions
+from openrnn.nn.fixed_options import FixedOptions, of_spec
 
 
 class CellModule(FixedOptions, CachingModule):
@@ -25,6 +25,7 @@ class CellModule(FixedOptions, CachingModule):
     _settings: ClassVar[Any] = attrgetter("backend", "training")
     _fixed = frozenset(("bias", "hidden_size", "input_size"))
     _fixed_extras = frozenset(("cell", "input_mode"))
+    input_mode: str = of_spec("input_mode")
 
     def __init__(
         self,

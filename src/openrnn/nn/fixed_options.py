@@ -1,8 +1,32 @@
-"""Options that a module takes only when it is made: setting one later raises."""
+"""Options that a module takes only when it is made: they can be read, setting one later raises."""
 
 from typing import Any, ClassVar
 
 from torch import nn
+
+# options that are read of the spec: a user's class may have attributes and methods of these names
+OF_SPEC = frozenset((
+    "algorithm", "cell_clip", "input_mode", "precision", "recompute", "reset_dropout_state",
+    "reverse", "wavefront",
+))  # fmt: skip
+
+
+def of_spec(name: str) -> Any:
+    """An option that a module's spec has, as an attribute of the module.
+
+    What a user's class has put in its place, a submodule or a parameter too, comes first.
+    """
+
+    def read(module: nn.Module) -> Any:
+        for own in (vars(module), module._parameters, module._buffers, module._modules):
+            if name in own:
+                return own[name]
+        return getattr(module._spec, name)
+
+    def put(module: nn.Module, value: Any) -> None:
+        vars(module)[name] = value
+
+    return property(read, put, doc=f"The option {name}, as the module was made with it.")
 
 
 class FixedOptions(nn.Module):
@@ -32,6 +56,8 @@ class FixedOptions(nn.Module):
                     f"{kind} takes {name} only when it is made: for {name}={value!r} make another "
                     f"{kind} and give it this one's state_dict"
                 )
+        if spec is not None and name in OF_SPEC and isinstance(value, nn.Parameter):
+            self._parameters[name] = None  # else torch finds that the attribute exists already
         super().__setattr__(name, value)
 
     def _is_extra(self, name: str) -> bool:

@@ -42,6 +42,10 @@ EXTRAS = """
             launch runs all layers, each behind the one below (H100, H200), and where no such
             launch exists the choice is made as for None.
 
+    All but device and dtype are attributes of the layer, as `layer.num_layers`; `cell_clip` is a
+    pair or None, and `precision` is "default" where None was given. `batch_first`, `dropout` and
+    `backend` may be set later, and the next call follows them; another one raises AttributeError.
+
     A call also takes:
         lengths: (B,) integers in [0, T], any order, any device; y is 0 past them and the final
             state is that at the true end.

@@ -11,7 +11,7 @@ from openrnn import cells, dispatch, params
 from openrnn.cells import Cell
 from openrnn.nn import checks, flat, foreign
 from openrnn.nn.call_cache import CachingModule
-from openrnn.nn.fixed_options import FixedOptions
+from openrnn.nn.fixed_options import OF_SPEC, FixedOptions, of_spec
 from openrnn.spec import Spec, clip_bounds
 
 
@@ -20,6 +20,7 @@ class Network(FixedOptions, CachingModule):
 
     cell: Cell
     bias: bool
+    bias_mode: str
     batch_first: bool
     dropout: float
     backend: str
@@ -28,10 +29,15 @@ class Network(FixedOptions, CachingModule):
     _fixed = frozenset(
         ("bias", "bidirectional", "hidden_size", "input_size", "num_layers", "proj_size")
     )
-    _fixed_extras = frozenset((
-        "algorithm", "bias_mode", "cell", "cell_clip", "input_mode", "precision", "recompute",
-        "reset_dropout_state", "reverse", "wavefront",
-    ))  # fmt: skip
+    _fixed_extras = OF_SPEC | {"bias_mode", "cell"}
+    algorithm: str = of_spec("algorithm")
+    cell_clip: tuple[float, float] | None = of_spec("cell_clip")
+    input_mode: str = of_spec("input_mode")
+    precision: str = of_spec("precision")
+    recompute: str = of_spec("recompute")
+    reset_dropout_state: bool = of_spec("reset_dropout_state")
+    reverse: bool = of_spec("reverse")
+    wavefront: int | None = of_spec("wavefront")
 
     def __init__(
         self,
