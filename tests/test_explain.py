@@ -238,6 +238,34 @@ def test_a_gpu_may_be_supposed():
     assert table.chosen is not None
 
 
+@pytest.mark.parametrize(
+    ("layer", "asked", "elsewhere"),
+    [
+        (openrnn.LSTM(4, 8, 2), {}, "fused"),
+        (openrnn.LSTM(4, 8, proj_size=2), {}, "cudnn"),
+        (openrnn.LSTM(4, 8), {"dtype": "float64", "reset": True}, None),
+        (openrnn.LSTM(4, 8), {"backend": "cudnn"}, "cudnn"),
+        (openrnn.LSTM(4, 8), {"backend": "cpu"}, None),
+        (openrnn.LSTM(4, 8), {"device": "cpu", "capability": None}, None),
+        # where cuDNN is measured faster
+        (openrnn.LSTM(4, 2048, device="meta"), {"x": torch.empty(25, 96, 4)}, "cudnn"),
+    ],
+)
+def test_what_a_gpu_that_is_absent_would_run(monkeypatch, layer, asked, elsewhere):
+    gone = {"fused": "no GPU", "cudnn": "no GPU"}
+    monkeypatch.setattr(dispatch, "_absent", gone.get)
+    given = {"device": "cuda", "dtype": "bfloat16", "capability": (9, 0), "quiet": True, **asked}
+    table = openrnn.explain(layer, **given)
+    assert table.elsewhere == elsewhere
+    says = f"on a machine that has backend {elsewhere}, it would run this"
+    assert (table.text.splitlines()[-1] == says) == (elsewhere is not None)
+    monkeypatch.setattr(dispatch, "_absent", {}.get)
+    name = asked.get("backend", "auto")
+    there = dispatch.with_elsewhere(dispatch.explain(table.problem, name), name)
+    assert there.elsewhere is None
+    assert there.chosen == (elsewhere or table.chosen)
+
+
 def test_says_which_derivatives_are_the_references():
     """Without gradients forward mode alone is asked for, and is said to be."""
     layer, x = openrnn.LSTM(3, 4, proj_size=2, backend="cpu"), torch.zeros(7, 5, 3)

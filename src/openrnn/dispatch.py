@@ -58,10 +58,16 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Table(Printed):
-    """Every backend's answer to a problem; `text` is a table of them, one reason a line."""
+    """Every backend's answer to a problem; `text` is a table of them, one reason a line.
+
+    Args:
+        elsewhere: the backend that would run it on a machine that has all of them, where it is
+            absent here; None also where nobody asked.
+    """
 
     problem: Problem
     rows: tuple[Row, ...]
+    elsewhere: str | None = None
 
     @property
     def chosen(self) -> str | None:
@@ -84,6 +90,8 @@ class Table(Printed):
             first, *more = (*(row.reasons or (row.verdict,)), *row.details)
             lines.append(f"{'>' if row.chosen else ' '} {row.backend:<{width}}  {first}")
             lines += [f"  {'':<{width}}  {line}" for line in more]
+        if self.elsewhere:
+            lines.append(f"on a machine that has backend {self.elsewhere}, it would run this")
         return "\n".join([str(self.problem), *lines])
 
 
@@ -111,11 +119,15 @@ def _absent(name: str) -> str | None:
     return BACKENDS[name].absent()
 
 
-def _overtaken(backend: Backend, problem: Problem) -> str | None:
-    """Why `auto` takes another backend that can run the problem, too; or None."""
+def _overtaken(backend: Backend, problem: Problem, everywhere: bool = False) -> str | None:
+    """Why `auto` takes another backend that can run the problem, too; or None.
+
+    Args:
+        everywhere: no backend is absent.
+    """
     faster = backend.preferred_backend(problem)
     other = BACKENDS.get(faster.backend) if faster else None
-    if other is None or _absent(other.name) or other.refusals(problem):
+    if other is None or other.refusals(problem) or (_absent(other.name) and not everywhere):
         return None
     return str(faster)
 
@@ -143,6 +155,18 @@ def explain(problem: Problem, name: str = "auto") -> Table:
         chosen = chosen or runs
         rows.append(Row(backend.name, tuple(reasons), over, runs))
     return Table(problem, tuple(rows))
+
+
+def with_elsewhere(table: Table, name: str = "auto") -> Table:
+    """The table with the backend that would run the problem if none were absent, if another one."""
+    asked = [backend for backend in BACKENDS.values() if name in ("auto", backend.name)]
+    for backend in asked:
+        if backend.refusals(table.problem):
+            continue
+        if name != "auto" or not _overtaken(backend, table.problem, everywhere=True):
+            found = None if backend.name == table.chosen else backend.name
+            return replace(table, elsewhere=found)
+    return table
 
 
 def described(table: Table, *more: str) -> Table:

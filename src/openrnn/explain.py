@@ -47,7 +47,9 @@ def explain(
         x: an example input, from which sizes, dtype and device are taken; a PackedSequence and a
             jagged nested tensor have lengths.
         dtype, device: by default those of x, then of the layer's parameters, then float32 and cpu;
-            under autocast its dtype, which a layer's call has. A dtype may be its name.
+            under autocast its dtype, which a layer's call has. A dtype may be its name. "cuda" need
+            not be in this machine: the last line then says which backend would run on one that
+            has it, as `elsewhere` of the result does.
         capability: compute capability to suppose, such as (9, 0); by default the device's own.
         grad: gradients are wanted; by default where torch's grad mode is on and x or a parameter of
             the layer requires one. A spec's parameters are taken to.
@@ -73,6 +75,10 @@ def explain(
         >>> table = openrnn.explain(openrnn.cells.gru_reset_before.spec(8, 16), quiet=True)
         >>> table.chosen
         'reference'
+        >>> lstm = openrnn.LSTM(64, 128)
+        >>> table = openrnn.explain(lstm, device="cuda", capability=(9, 0), quiet=True)
+        >>> table.elsewhere or table.chosen
+        'fused'
     """
     notes: list[str] = []
     lengths, reset, reset_state = map(_passed, (lengths, reset, reset_state))
@@ -116,7 +122,7 @@ def explain(
                 capability=_capability(capability), reset_state=reset_state,
             )
         )  # fmt: skip
-    table = dispatch.explain(problem, name)
+    table = dispatch.with_elsewhere(dispatch.explain(problem, name), name)
     if table.chosen:
         notes += _derivatives(problem, table.chosen, where)
         more = notes + ([measured(problem, table.chosen, where)] if measure else [])

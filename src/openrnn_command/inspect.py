@@ -81,7 +81,7 @@ def explain(
     """
     import torch
 
-    from openrnn import cells, dispatch, problem_key
+    from openrnn import cells, problem_key
     from openrnn.explain import explain as explain_problem
     from openrnn.lm.config import refusing
     from openrnn.lm.model import find
@@ -110,14 +110,9 @@ def explain(
             capability=_capability(capability),
         )  # fmt: skip
         table = explain_problem(problem_key.problem_of(asked), backend=backend, schedule=schedule)
-    gone = {name: backend.absent() for name, backend in dispatch.BACKENDS.items()}
-    # what refuses for nothing but its own absence, before what would run here
-    there = next((row.backend for row in table.rows if row.reasons == (gone[row.backend],)), None)
-    if there:
-        typer.echo(f"on a machine that has backend {there}, it would run this")
-    elif table.chosen is None:
+    if not (table.elsewhere or table.chosen):
         typer.echo("no backend takes this")
-    return 0 if there or table.chosen else 1
+    return 0 if table.elsewhere or table.chosen else 1
 
 
 @interruptible
