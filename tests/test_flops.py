@@ -1,5 +1,7 @@
 """What `FlopCounterMode` counts of a call: what it counts of the same steps of torch's products."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +63,11 @@ def test_inference(remembered):
     matrices = sum(param.numel() for param in net.parameters() if param.dim() == 2)
     with torch.no_grad():
         assert counted(lambda: net(x)) == 2 * T * B * matrices
+
+
+def test_formulas_are_registered_once():
+    """A notebook that loads the package again runs it anew."""
+    importlib.reload(openrnn)
 
 
 def test_some_gradients():

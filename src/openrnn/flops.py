@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from openrnn.params import module_slots
 from openrnn.spec import Spec
@@ -22,13 +22,11 @@ def _of_matrices(x: Shape, params: Sequence[Shape]) -> int:
     return 2 * x[0] * x[1] * sum(prod(shape) for shape in params if len(shape) == 2)
 
 
-@register_flop_formula(torch.ops.openrnn.forward)
 def forward(x: Shape, states: Sequence[Shape], params: Sequence[Shape], *_: Any, **__: Any) -> int:
     """Floating point operations of a forward pass, of arguments by their shapes."""
     return _of_matrices(x, params)
 
 
-@register_flop_formula(torch.ops.openrnn.backward)
 def backward(
     x: Shape, states: Sequence[Shape], params: Sequence[Shape], *others: Any, **_: Any
 ) -> int:
@@ -45,3 +43,13 @@ def backward(
     # only our CUDA kernels compute gates again
     again = params if spec.recompute == "gates" and backend == "fused" else ()
     return sum(_of_matrices(x, some) for some in (through, own, again))
+
+
+def register_formulas() -> None:
+    """Tells `FlopCounterMode` what our operators count, where it does not know it yet."""
+    for operator, formula in (
+        (torch.ops.openrnn.forward, forward),
+        (torch.ops.openrnn.backward, backward),
+    ):
+        if operator not in flop_registry:
+            register_flop_formula(operator)(formula)
