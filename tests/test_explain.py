@@ -170,7 +170,7 @@ def test_an_example_that_does_not_fit(make, shape):
         (torch.nn.Linear(3, 4), "torch's Linear; give one of its layers"),
         (openrnn.LSTMCell, "the class LSTMCell"),
         (None, "NoneType"),
-        (cells.lstm, "openrnn's Cell"),
+        (cells.lstm, "Cell"),
     ],
 )
 def test_what_cannot_be_explained(what, got):

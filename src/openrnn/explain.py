@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import dispatch, functional, problem_key
 from openrnn.dispatch import Table
+from openrnn.errors import kind_of
 from openrnn.higher import network
 from openrnn.nn import Layer, autocast, jagged
 from openrnn.nn.cells import CellModule
@@ -205,11 +206,7 @@ def _spec(what: object) -> Spec:
         return what.spec
     if isinstance(what, CellModule):
         return what._spec
-    kind = what if isinstance(what, type) else type(what)
-    house = kind.__module__.partition(".")[0]
-    got = kind.__name__ if house == "builtins" else f"{house}'s {kind.__name__}"
-    if isinstance(what, type):
-        got = f"the class {kind.__name__}"
+    got = f"the class {what.__name__}" if isinstance(what, type) else kind_of(what)
     hint = ""
     if isinstance(what, torch.nn.RNNBase):
         hint = "; openrnn.convert makes one of it"
