@@ -18,7 +18,7 @@ from openrnn.tuning.limits import Limits, filled, registers_of_thread
 Config = TypeVar("Config", bound=ClusterStackConfig)
 
 _MOST_ARGUMENT_BYTES = 32764  # of a kernel
-MOST_WARPS = 8  # of the loop: a block has twice as many, and threads need registers
+_MOST_WARPS = 8  # of the loop: a block has twice as many, and threads need registers
 
 
 class _Costs(NamedTuple):
@@ -72,7 +72,7 @@ def forwards(
     for blocks, block_groups in _clusters(units, limits):
         for groups, tiles in product((1, 2, 3, 4), (1, 2)):
             warps = -(-block_groups // groups)
-            if warps > MOST_WARPS or (groups > 1 and block_groups < groups):
+            if warps > _MOST_WARPS or (groups > 1 and block_groups < groups):
                 continue
             config = ClusterStackForwardConfig(
                 units, blocks, warps, groups, tiles, 1, 0, half_operands=half, layers=layers
