@@ -596,7 +596,7 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
         monkeypatch.setattr(stack_gradients, "MOST_BYTES", 4)  # float32 stands for all dtypes
         if not in_turn:
             monkeypatch.setattr(schedules, "in_one_launch", in_one_launch)
-            monkeypatch.setattr(schedules, "_placed", lambda key: key.problem)
+            monkeypatch.setattr(schedules, "_with_device", lambda key: key.problem)
             monkeypatch.setattr(schedules, "stack_of", lambda *_: "there is such a kernel")
         clear_caches()
         return made

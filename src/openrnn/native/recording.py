@@ -47,11 +47,11 @@ class RecordedMatmul(NamedTuple):
 
 
 class RecordedWait(NamedTuple):
-    """A stream waits for all that the other one was given; `forks`: see `schedule`'s `Wait`."""
+    """A stream waits for all that the other one was given; `of_fork`: see `schedule`'s `Wait`."""
 
     stream: int
     other: int
-    forks: bool = False
+    of_fork: bool = False
 
 
 class RecordedWaitForLaunch(NamedTuple):

@@ -46,15 +46,17 @@ def forward(
     yield from _masks(pairs)
     yield from _inputs(layer, pairs[0], fills, MAIN)
     for number, pair in enumerate(pairs):
-        after = pairs[number + 1 : number + 2]
-        for other in after:
-            yield from [AllocateInputs(layer, way, chunk) for way, chunk in enumerate(other)]
+        ahead = pairs[number + 1 : number + 2]
+        for other in ahead:
+            yield from [
+                AllocateInputs(layer, direction, chunk) for direction, chunk in enumerate(other)
+            ]
         yield Wait(MAIN, stream=SIDE)
-        beside = next(streams) if after else None
-        yield from _loops(layer, pair, "forward", beside)
-        if beside is not None:
-            yield from _inputs(layer, after[0], fills, beside)
-            yield Wait(beside)
+        product_stream = next(streams) if ahead else None
+        yield from _loops(layer, pair, "forward", product_stream)
+        if product_stream is not None:
+            yield from _inputs(layer, ahead[0], fills, product_stream)
+            yield Wait(product_stream)
         yield Wait(SIDE)
 
 
@@ -64,34 +66,36 @@ def _masks(pairs: Sequence[Sequence[Chunk]]) -> Iterator[Operation]:
 
 
 def _loops(
-    layer: int, pair: Sequence[Chunk], kind: str, beside: int | None, fills: bool = False
+    layer: int, pair: Sequence[Chunk], kind: str, product_stream: int | None, fills: bool = False
 ) -> Iterator[Operation]:
     """The loops of both directions.
 
     Args:
-        beside: the stream that waits for both launches, None for none. In a CUDA graph either loop
-            may begin first, and products that begin in between take the multiprocessors of the
-            other one.
+        product_stream: of products beside the loops, which waits for both launches; None for none.
+            In a CUDA graph either loop may begin first, and products that begin in between take the
+            multiprocessors of the other one.
         fills: each has a flag buffer that is filled on its own stream.
     """
-    for way, (chunk, stream) in enumerate(zip(pair, (MAIN, SIDE))):
+    for direction, (chunk, stream) in enumerate(zip(pair, (MAIN, SIDE))):
         if fills:
-            yield FillFlags(layer, way, chunk, backward=True, stream=stream)
-        yield Loop(layer, way, chunk, kind, beside is not None, stream=stream)
-        if beside is not None:
-            yield WaitForLaunch(stream=beside)
+            yield FillFlags(layer, direction, chunk, backward=True, stream=stream)
+        yield Loop(layer, direction, chunk, kind, product_stream is not None, stream=stream)
+        if product_stream is not None:
+            yield WaitForLaunch(stream=product_stream)
 
 
 def _inputs(layer: int, pair: Sequence[Chunk], fills: bool, stream: int) -> Iterator[Operation]:
     """What the loops of both directions read, first both products."""
-    each = [loop_inputs(layer, way, chunk, fills, stream) for way, chunk in enumerate(pair)]
+    each = [
+        loop_inputs(layer, direction, chunk, fills, stream) for direction, chunk in enumerate(pair)
+    ]
     for inputs in zip(*each):
         yield from inputs
 
 
 def backward(
     layer: int, chunkings: Sequence[Chunking], above: Sequence[Chunking] | None, overlap: bool,
-    streams: Iterator[int], forks: Sequence[int],
+    streams: Iterator[int], fork_streams: Sequence[int],
 ) -> Iterator[Operation]:  # fmt: skip
     """The backward pass of a layer: both directions add to dx.
 
@@ -102,7 +106,7 @@ def backward(
         above: chunkings of the layer above whose weights' products run beside the loops of this
             one; None for none.
         overlap: the products of this layer's weights run beside the loops of the layer below.
-        streams: see `product_streams`; forks: see `fork`.
+        streams: see `product_streams`; fork_streams: see `fork`.
     """
     pairs = [*zip(*(chunking.chunks[::-1] for chunking in chunkings))]
     loops, fills = chunkings[0].loops, "backward" in chunkings[0].fills
@@ -113,26 +117,26 @@ def backward(
     several = len(pairs) > 1
     # what runs beside the first loops: layer, chunk of each direction, which products
     work = None if above is None else (layer + 1, [one.whole for one in above], "weights")
-    beside: int | None = None
-    for place, pair in enumerate(pairs):
-        if beside is not None:  # loops that begin beside products share multiprocessors with them
-            yield Wait(beside)
-        if place:  # both loops begin together, when those before have ended
+    product_stream: int | None = None
+    for index, pair in enumerate(pairs):
+        if product_stream is not None:  # loops that begin beside products share multiprocessors
+            yield Wait(product_stream)
+        if index:  # both loops begin together, when those before have ended
             yield Wait(SIDE)
             yield Wait(MAIN, stream=SIDE)
-            work = layer, [*pairs[place - 1]], "x"
-        beside = None if work is None else next(streams)
-        yield from _loops(layer, pair, "backward", beside, fills)
-        if work is not None and beside is not None:
-            yield from _products(*work, beside)
+            work = layer, [*pairs[index - 1]], "x"
+        product_stream = None if work is None else next(streams)
+        yield from _loops(layer, pair, "backward", product_stream, fills)
+        if work is not None and product_stream is not None:
+            yield from _products(*work, product_stream)
     yield Wait(SIDE)
-    if beside is not None and several:
-        yield Wait(beside)  # the products on that stream write dx, too
+    if product_stream is not None and several:
+        yield Wait(product_stream)  # the products on that stream write dx, too
     whole = [one.whole for one in chunkings]
-    if forks and not overlap:
+    if fork_streams and not overlap:
         weights = [
-            GradientProducts(layer, way, chunk, "weights", stream=forks[way])
-            for way, chunk in enumerate(whole)
+            GradientProducts(layer, direction, chunk, "weights", stream=fork_streams[direction])
+            for direction, chunk in enumerate(whole)
         ]
         yield from fork([*_products(layer, pairs[-1], "x", MAIN)], weights)
     else:
@@ -140,16 +144,16 @@ def backward(
         if several and not overlap:
             yield from _products(layer, whole, "weights", MAIN)
     if above is not None:
-        if beside is not None and not several:
-            yield Wait(beside)
+        if product_stream is not None and not several:
+            yield Wait(product_stream)
         yield from _finish(layer + 1)
     if not overlap:
         yield from _finish(layer)
 
 
 def _products(layer: int, pair: Sequence[Chunk], of: str, stream: int) -> Iterator[Operation]:
-    for way, chunk in enumerate(pair):
-        yield GradientProducts(layer, way, chunk, of, stream=stream)
+    for direction, chunk in enumerate(pair):
+        yield GradientProducts(layer, direction, chunk, of, stream=stream)
 
 
 def product_streams(backward: bool) -> Iterator[int]:

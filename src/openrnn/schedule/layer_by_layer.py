@@ -69,13 +69,13 @@ def _forward_in_turn(
 
 def _backward_in_turn(
     layer: int, directions: Sequence[Chunking], recompute: bool, products: bool,
-    forks: Sequence[int],
+    fork_streams: Sequence[int],
 ) -> Iterator[Operation]:  # fmt: skip
     """The backward pass of a layer, one direction after the other."""
     for direction, chunking in enumerate(directions):
         yield BeginLayer(layer, direction)
         if products:
-            yield from _backward(layer, direction, chunking, recompute, forks)
+            yield from _backward(layer, direction, chunking, recompute, fork_streams)
         else:
             backwards = chunking.chunks[::-1]
             yield from [Loop(layer, direction, chunk, "backward") for chunk in backwards]
@@ -112,11 +112,11 @@ def backward(
     """
     found: list[Operation] = []
     streams = both_directions.product_streams(backward=True)
-    forks = (next(streams), next(streams)) if chunkings[0][0].forks else ()
+    fork_streams = (next(streams), next(streams)) if chunkings[0][0].forks else ()
     if chunkings[0][0].mode == "wavefront":
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
     if chunkings[0][0].mode == "one_launch":
-        return tuple(stack.backward(len(chunkings), chunkings[0][0].whole, forks))
+        return tuple(stack.backward(len(chunkings), chunkings[0][0].whole, fork_streams))
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:
@@ -125,50 +125,55 @@ def backward(
         if directions[0].mode == "both_directions":
             below = chunkings[layer - 1][0] if layer else None
             overlap = below is not None and below.mode == "both_directions" and below.overlap
-            found += both_directions.backward(layer, directions, above, overlap, streams, forks)
+            found += both_directions.backward(
+                layer, directions, above, overlap, streams, fork_streams
+            )
             above = directions if overlap else None
         elif directions[0].mode == "single_step":
-            found += single_step.backward(layer, directions, forks)
+            found += single_step.backward(layer, directions, fork_streams)
         else:
-            found += _backward_in_turn(layer, directions, recompute, products, forks)
+            found += _backward_in_turn(layer, directions, recompute, products, fork_streams)
         if dropout and layer:
             found.append(Dropout(layer - 1, gradient=True))
     return tuple(found)
 
 
 def _backward(
-    layer: int, direction: int, chunking: Chunking, recompute: bool, forks: Sequence[int]
+    layer: int, direction: int, chunking: Chunking, recompute: bool, fork_streams: Sequence[int]
 ) -> Iterator[Operation]:
     """Products of a chunk need its loop; with overlap they run beside the loop that follows.
 
     Args:
-        forks: see `fork`.
+        fork_streams: see `fork`.
     """
     chunks = chunking.chunks[::-1]
     overlap, fills = chunking.overlap and len(chunks) > 1, "backward" in chunking.fills
-    waits = False  # something runs on the side stream
-    for place, chunk in enumerate(chunks):
+    side_busy = False
+    for index, chunk in enumerate(chunks):
         if recompute:
-            again = "recompute" in chunking.fills
-            yield from loop_inputs(layer, direction, chunk, again, MAIN)
+            recompute_fills = "recompute" in chunking.fills
+            yield from loop_inputs(layer, direction, chunk, recompute_fills, MAIN)
             yield Loop(layer, direction, chunk, "recompute")
-        if fills and (place == 0 or not overlap):
+        if fills and (index == 0 or not overlap):
             yield FillFlags(layer, direction, chunk, backward=True)
-        beside: list[Operation] = []
-        if overlap and place:
-            beside.append(GradientProducts(layer, direction, chunks[place - 1], stream=SIDE))
-        if overlap and fills and place + 1 < len(chunks):
-            after = chunks[place + 1]
-            beside.append(FillFlags(layer, direction, after, backward=True, stream=SIDE))
-        if waits:
+        side_operations: list[Operation] = []  # that run beside this loop
+        if overlap and index:
+            before = chunks[index - 1]
+            side_operations.append(GradientProducts(layer, direction, before, stream=SIDE))
+        if overlap and fills and index + 1 < len(chunks):
+            fill = FillFlags(layer, direction, chunks[index + 1], backward=True, stream=SIDE)
+            side_operations.append(fill)
+        if side_busy:
             yield Wait(SIDE)
-        yield Loop(layer, direction, chunk, "backward", bool(beside))
-        if beside:
+        yield Loop(layer, direction, chunk, "backward", bool(side_operations))
+        if side_operations:
             yield WaitForLaunch(stream=SIDE)
-            yield from beside
-        waits = bool(beside)
+            yield from side_operations
+        side_busy = bool(side_operations)
         if not overlap:
-            yield from gradient_products(layer, direction, chunk, () if len(chunks) > 1 else forks)
+            yield from gradient_products(
+                layer, direction, chunk, () if len(chunks) > 1 else fork_streams
+            )
     if overlap:
         yield Wait(SIDE)
         yield GradientProducts(layer, direction, chunks[-1])

@@ -145,12 +145,12 @@ class BeginLayer(OfLayer):
     Args:
         loops: of how many loops at once the device holds its kernel; 1 where any kernel does.
         layers: that one launch runs.
-        masked: forward: each chunk of what it reads gets its dropout mask, for which there is room.
+        dropout: forward: each chunk of what it reads gets its dropout mask, with room for it.
     """
 
     verb = "begin_layer"
     loops: int = 1
-    masked: bool = False
+    dropout: bool = False
     layers: int = 1
 
 
@@ -198,13 +198,13 @@ class Wait(Operation):
     """A stream waits for all that another one was given so far.
 
     Args:
-        forks: one of the two is a stream of `fork`, whose operations may as well run on the main
+        of_fork: one of the two is a stream of `fork`, whose operations may as well run on the main
             one, in the order of the schedule.
     """
 
     verb = "wait"
     other: int
-    forks: bool = False
+    of_fork: bool = False
 
 
 def loop_inputs(
@@ -217,30 +217,34 @@ def loop_inputs(
 
 
 def gradient_products(
-    layer: int, direction: int, chunk: Chunk, forks: Sequence[int]
+    layer: int, direction: int, chunk: Chunk, fork_streams: Sequence[int]
 ) -> Iterator[Operation]:
-    """The products of a chunk after its loop; `forks`: see `fork`, none where there are more."""
-    if not forks:
+    """The products of a chunk after its loop.
+
+    Args:
+        fork_streams: see `fork`; none where there are more chunks.
+    """
+    if not fork_streams:
         yield GradientProducts(layer, direction, chunk)
         return
-    beside = [
+    forked = [
         GradientProducts(layer, direction, chunk, of, stream=stream)
-        for of, stream in zip(("input", "recurrent"), forks)
+        for of, stream in zip(("input", "recurrent"), fork_streams)
     ]
-    yield from fork([GradientProducts(layer, direction, chunk, "x")], beside)
+    yield from fork([GradientProducts(layer, direction, chunk, "x")], forked)
 
 
-def fork(main: Sequence[Operation], beside: Sequence[Operation]) -> Iterator[Operation]:
+def fork(main: Sequence[Operation], forked: Sequence[Operation]) -> Iterator[Operation]:
     """Operations on the main stream beside others, each on its own, for which it waits in the end.
 
-    A pass that forks has two streams for them, its `forks`, on which nothing else runs; others have
-    none.
+    A pass that forks has two streams for them, its `fork_streams`, on which nothing else runs;
+    others have none.
     """
-    for one in beside:
+    for one in forked:
         yield Wait(MAIN, True, stream=one.stream)
     yield from main
-    yield from beside
-    for one in beside:
+    yield from forked
+    for one in forked:
         yield Wait(one.stream, True)
 
 

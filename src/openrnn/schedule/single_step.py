@@ -20,11 +20,11 @@ def forward(layer: int, chunkings: Sequence[Chunking]) -> Iterator[Operation]:
 
 
 def backward(
-    layer: int, chunkings: Sequence[Chunking], forks: Sequence[int]
+    layer: int, chunkings: Sequence[Chunking], fork_streams: Sequence[int]
 ) -> Iterator[Operation]:
-    """The backward pass of a layer; `forks`: see `fork`."""
+    """The backward pass of a layer; `fork_streams`: see `fork`."""
     for direction, chunking in enumerate(chunkings):
         yield BeginLayer(layer, direction)
         yield Step(layer, direction, chunking.chunks[0], "backward")
-        yield from gradient_products(layer, direction, chunking.chunks[0], forks)
+        yield from gradient_products(layer, direction, chunking.chunks[0], fork_streams)
         yield FinishWeights(layer, direction)

@@ -24,19 +24,19 @@ def forward(layers: int, whole: Chunk) -> Iterator[Operation]:
     yield StackLoop(whole)
 
 
-def backward(layers: int, whole: Chunk, forks: Sequence[int]) -> Iterator[Operation]:
+def backward(layers: int, whole: Chunk, fork_streams: Sequence[int]) -> Iterator[Operation]:
     """The backward pass: the loop gives gradients to the layers below, which need no dx.
 
     Args:
-        forks: see `fork`.
+        fork_streams: see `fork`.
     """
     for layer in reversed(range(layers)):
         yield BeginLayer(layer, 0, layers=layers)
     yield FillFlags(0, 0, whole, backward=True)
     yield StackLoop(whole, "backward")
     below = GradientProducts(0, 0, whole, "x")
-    if forks:
-        yield from fork([below], [StackGradients(whole, stream=forks[0])])
+    if fork_streams:
+        yield from fork([below], [StackGradients(whole, stream=fork_streams[0])])
     else:
         yield below
         yield StackGradients(whole)

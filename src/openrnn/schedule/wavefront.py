@@ -82,7 +82,7 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
     yield from _fork(streams)
     for diagonal in diagonals(layers, len(chunks)):
         # the way up in forward is the way down here: "below" is the layer above
-        mirrored = [(layers - 1 - place, len(chunks) - 1 - number) for place, number in diagonal]
+        mirrored = [(layers - 1 - layer, len(chunks) - 1 - number) for layer, number in diagonal]
         waits = [_wait_for(layer + 1, layer, streams, layers) for layer, _ in mirrored]
         if streams < layers:
             yield from dict.fromkeys(chain(*waits))

@@ -66,7 +66,7 @@ class ForwardPass(ForwardLoops):
         self._begun[operation.layer, operation.direction] = operation
         if operation.direction == 0:
             width = self.spec.directions * self.spec.hidden_size
-            if operation.masked:
+            if operation.dropout:
                 self.inputs.append(self.empty(self.steps, self.batch, width))
             elif len(self.inputs) == len(self.outputs):  # no mask after the layer below
                 self.inputs.append(self.outputs[-1])

@@ -295,7 +295,7 @@ class PassRunner:
             self._streams.wait_for_launch(operation.stream)
 
     def wait(self, operation: Wait) -> None:
-        self._wait(operation.stream, operation.other, operation.forks)
+        self._wait(operation.stream, operation.other, operation.of_fork)
         if operation.stream == MAIN:
             self._sides.pop(operation.other, None)
 
@@ -311,8 +311,8 @@ class PassRunner:
         if operation.stream != MAIN:
             self._sides[operation.stream].append(what)
 
-    def _wait(self, stream: int, other: int, forks: bool = False) -> None:
+    def _wait(self, stream: int, other: int, of_fork: bool = False) -> None:
         if CURRENT.recording is not None:
-            CURRENT.recording.operations.append(RecordedWait(stream, other, forks))
+            CURRENT.recording.operations.append(RecordedWait(stream, other, of_fork))
         else:
             self._streams.wait(stream, other)

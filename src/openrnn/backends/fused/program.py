@@ -107,11 +107,11 @@ class MatmulOp(NamedTuple):
 
 
 class WaitOp(NamedTuple):
-    """A stream waits for all that the other one was given; `forks`: see `schedule`'s `Wait`."""
+    """A stream waits for all that the other one was given; `of_fork`: see `schedule`'s `Wait`."""
 
     stream: int
     other: int
-    forks: bool = False
+    of_fork: bool = False
 
     def bound(self) -> Run:
         """Waits."""
@@ -146,7 +146,7 @@ def without_forks(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     forked = set[int]()
     kept = list[Operation]()
     for one in operations:
-        if isinstance(one, WaitOp) and one.forks:
+        if isinstance(one, WaitOp) and one.of_fork:
             forked.add(one.stream or one.other)  # the other of the two is main, 0
         else:
             kept.append(one)

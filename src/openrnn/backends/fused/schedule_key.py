@@ -36,8 +36,8 @@ class ScheduleKey(NamedTuple):
         return self.problem.spec
 
     @property
-    def masks(self) -> tuple[str, ...]:
-        """The masks that the loops read."""
+    def mask_names(self) -> tuple[str, ...]:
+        """The names of the masks that the loops read."""
         return ("lengths",) * self.problem.lengths + ("reset",) * self.problem.reset
 
     @property

@@ -85,14 +85,14 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         loops = [prepared.loop_for(here, key.batch, options, 1)]
         if key.recompute:
             loops.append(prepared.loop_for(here, key.batch, recompute, 1))
-        return _cut(key, here, key.masks, columns(layer, direction), loops)
+        return _cut(key, here, key.mask_names, columns(layer, direction), loops)
 
     wanted = any(needs.params)
-    found = in_one_launch(key, options, key.masks, wanted)
-    found = found or in_wavefront(key, options, key.masks, wanted)
+    found = in_one_launch(key, options, key.mask_names, wanted)
+    found = found or in_wavefront(key, options, key.mask_names, wanted)
     if found is None:
         cut = _of_all(key.spec, chunking)
-        found = _with_both_directions(key, cut, options, key.masks, columns, inputs, wanted)
+        found = _with_both_directions(key, cut, options, key.mask_names, columns, inputs, wanted)
     found = _forked(key, found)
     return found, schedule.backward(found, problem.drops, key.recompute)
 
@@ -127,7 +127,7 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
     )
 
 
-def _placed(key: ScheduleKey) -> Problem:
+def _with_device(key: ScheduleKey) -> Problem:
     """The problem, with its device."""
     about = torch.cuda.get_device_properties(key.device)
     return replace(
@@ -145,7 +145,8 @@ def in_one_launch(
     layers = key.spec.num_layers
     if layers == 1:
         return None
-    if stack_of(_placed(key), options.kind, option_names, key.steps, key.batch, wanted) is None:
+    problem = _with_device(key)
+    if stack_of(problem, options.kind, option_names, key.steps, key.batch, wanted) is None:
         return None
     try:
         prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
@@ -165,7 +166,8 @@ def in_wavefront(
     """
     if key.reset_states or key.spec.num_layers == 1:
         return None
-    found = wavefront_of(_placed(key), options.kind, option_names, key.steps, key.batch, wanted)
+    problem = _with_device(key)
+    found = wavefront_of(problem, options.kind, option_names, key.steps, key.batch, wanted)
     if found is None:
         return None
     try:
@@ -205,18 +207,18 @@ def _with_both_directions(
         return 0 if last or not wanted else columns(layer + 1) - key.spec.layer_input(layer + 1)
 
     def chunkings_of(layer: int) -> tuple[Chunking, ...]:
-        inner, over = inputs(layer), columns_above(layer)
+        inner, above = inputs(layer), columns_above(layer)
         loops = choose_both_directions(
-            key, layer, found[layer], options, option_names, columns(layer), inner, over
+            key, layer, found[layer], options, option_names, columns(layer), inner, above
         )
         if not loops:
             return found[layer]
         loop = prepared.loop_for(key.layer(layer, 0), key.batch, options, loops)
         fills = _fills(options.kind, loop)
-        cuts = edges_of_both(key, layer, options, option_names, inner, over, loops)
-        beside = wanted and idle(key, layer, options, option_names, loops) > 0
+        cuts = edges_of_both(key, layer, options, option_names, inner, above, loops)
+        overlaps = wanted and idle(key, layer, options, option_names, loops) > 0
         one = Chunking(
-            tuple(cuts or (0, key.steps)), mode="both_directions", overlap=beside or bool(cuts),
+            tuple(cuts or (0, key.steps)), mode="both_directions", overlap=overlaps or bool(cuts),
             loops=loops, fills=fills,
         )  # fmt: skip
         mirrored = tuple(key.steps - cut for cut in reversed(one.edges))
@@ -246,13 +248,13 @@ def choose_both_directions(
         return 0
     one = key.layer(layer, 0)
     loop = _request(one, options.kind, option_names, key.batch)
-    beside = _beside_both(key, layer, inner, above)
+    products = _products_beside_loops(key, layer, inner, above)
     try:
         twice = _driver_fits_twice(one, key.batch, options, 1)
         if one.kernel(key.batch, options)[1].is_cooperative:
             # the blocks of two grids that share multiprocessors were not measured
             twice = twice and both_directions.fits_twice(loop)
-        loops = both_directions.loops_to_fit(loop, key.steps, twice, beside=beside)
+        loops = both_directions.loops_to_fit(loop, key.steps, twice, beside=products)
         if loops and chunkings[0].overlap:
             step = _loop_step(one, options.kind, option_names, (key.batch + 7) // 8)
             whole = _products_time(key, one, columns)
@@ -263,7 +265,7 @@ def choose_both_directions(
             if back and idle(key, layer, options, option_names, loops):
                 # its own weights' products run beside the loops of the layer below
                 lost -= 2 * _products_time(key, one, columns - key.spec.layer_input(layer))
-            loops = both_directions.loops_to_fit(loop, key.steps, twice, lost, beside)
+            loops = both_directions.loops_to_fit(loop, key.steps, twice, lost, products)
         return loops if loops < 2 or _driver_fits_twice(one, key.batch, options, 2) else 0
     except kernels.NoKernelError:
         return 0
@@ -285,14 +287,14 @@ def edges_of_both(
     above: int, loops: int,
 ) -> list[int]:  # fmt: skip
     """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
-    beside = _beside_both(key, layer, inner, above)
-    if not beside.own:
+    products = _products_beside_loops(key, layer, inner, above)
+    if not products.own:
         return []
     loop = _request(key.layer(layer, 0), options.kind, option_names, key.batch)
-    return both_directions.edges(loop, key.steps, beside, loops)
+    return both_directions.edges(loop, key.steps, products, loops)
 
 
-def _beside_both(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
+def _products_beside_loops(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
     """The products that run beside both loops of a layer, where that pays."""
     one = key.layer(layer, 0)
     inner = 0 if key.reset_states or one.skips else inner
