@@ -236,6 +236,55 @@ def test_autocast_without_gradients_repeats(hits, kind, dtype):
             assert all(map(torch.equal, changed, every_tensor(again(x, hx))))
 
 
+@pytest.fixture
+def prepared(monkeypatch):
+    """Of each call that was prepared whether it came with its casts."""
+    found = []
+
+    def counting(name):
+        prepare = getattr(call_cache.CallCache, name)
+
+        def counted(self, *args):
+            found.append(name)
+            return prepare(self, *args)
+
+        return counted
+
+    for name in ("_prepare", "_prepare_cast"):
+        monkeypatch.setattr(call_cache.CallCache, name, counting(name))
+    return found
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", ["layer", "step", "cell"])
+def test_a_call_under_autocast_is_prepared_once(prepared, kind, grad):
+    """With its casts alone, which then run what is prepared of cast tensors."""
+    module, call, x, hx = calls_of(kind)
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+        for _ in range(4):
+            call(x, hx)
+    assert prepared == ["_prepare_cast", "_prepare"]
+    assert [key[0] for key in module._call_cache._calls] == [
+        "step" if kind in ("step", "cell") else "forward"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["layer", "step", "cell"])
+@pytest.mark.parametrize("why", ["computed weights", "expanded x"])
+def test_a_call_under_autocast_repeats_without_its_casts(hits, kind, why):
+    """Where it cannot be remembered with them."""
+    module, call, x, hx = calls_of(kind)
+    if why == "expanded x":
+        x = x[:1].expand(x.shape)
+    else:
+        register_parametrization(module, module._names[0], nn.Identity())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = [every_tensor(call(x, hx)) for _ in range(4)]
+    assert hits == [2]
+    for one in found[1:]:
+        assert all(map(torch.equal, one, found[0]))
+
+
 @pytest.mark.parametrize("kind", ["layer", "step", "cell"])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_autocast_with_gradients_records_casts(hits, kind, dtype):

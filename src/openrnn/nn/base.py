@@ -115,8 +115,9 @@ class Layer(TorchNames):
         states = self._states(hx, input.shape[1], 3 if batched else 2)
         reset_states = self._reset_states(reset_state, input.shape[1], batched)
         y, finals, all_states = self._run(
-            input, states, lengths, reset, reset_states, return_states, generator
-        )
+            input, states, lengths, reset, reset_states, return_states, generator,
+            remembered is not None,
+        )  # fmt: skip
         if padding_value:
             y = functional.padded(y, lengths, padding_value)
         if not batched:
@@ -179,7 +180,7 @@ class Layer(TorchNames):
         initial = self._states(state, input.shape[1], 3 if batched else 2)
         reset_states = self._reset_states(reset_state, input.shape[1], batched)
         ends = None if reset is None else _of_rows(reset, x_t)
-        y, finals, _ = self._run(input, initial, None, ends, reset_states, False, None)
+        y, finals, _ = self._run(input, initial, None, ends, reset_states, False, None, repeats)
         y = y[0] if batched else y[0, 0]
         if not batched:
             finals = tuple(state.squeeze(1) for state in finals)
@@ -306,8 +307,12 @@ class Layer(TorchNames):
         reset_states: list[Tensor] | None,
         return_states: bool,
         generator: torch.Generator | None,
+        repeats: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """y, the final states and all states; `repeats`: the caller remembers the call."""
         casts = autocast.wanted(x.device) is not None
+        # what `remember` will prepare: then the call of cast tensors is not prepared as well
+        repeats = repeats and casts and self.own_weights() is not None and tensors.is_ordered(x)
         x, weights, states, reset_states = autocast.applied(x, self.weights(), states, reset_states)
         checks.same_dtype(x, weights[0])
         masks = None
@@ -323,7 +328,7 @@ class Layer(TorchNames):
             self.spec, x, weights, states or (), self.training, self.backend,
             lengths=masks.lengths, reset=masks.reset,
         )  # fmt: skip
-        return *self._cast(call, masks), ()
+        return *self._cast(call, masks, remember=not repeats), ()
 
     def _check_input(self, input: Tensor) -> None:
         first = self._parameters.get(self._names[0])

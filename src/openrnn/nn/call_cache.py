@@ -283,23 +283,27 @@ class CachingModule(WarnsOnApply):
         return self._parameters, self._names
 
     def _cast(
-        self: Any, call: prepared_calls.RecurrentCall, masks: Masks
+        self: Any, call: prepared_calls.RecurrentCall, masks: Masks, remember: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """y and the final states of a call whose tensors autocast has cast.
 
-        It is remembered as one without autocast, as its backward pass has none.
+        Args:
+            remember: as one without autocast, as its backward pass has none; not where the call is
+                remembered with its casts, since two prepared calls take twice the time and memory.
         """
         x, hx = call.x, tuple(call.states) or None
-        with torch.autocast(x.device.type, enabled=False):
-            found = self._call_cache.run(self, "cast", x, hx, masks, call.params)
-        if found is not None:
-            return found[0], tuple(found[1:])
+        if remember:
+            with torch.autocast(x.device.type, enabled=False):
+                found = self._call_cache.run(self, "cast", x, hx, masks, call.params)
+            if found is not None:
+                return found[0], tuple(found[1:])
         y, finals, _ = functional.recurrent(
             call.spec, x, call.params, call.states or None, lengths=masks.lengths,
             reset=masks.reset, training=call.training, backend=call.backend,
         )  # fmt: skip
-        with torch.autocast(x.device.type, enabled=False):
-            self._call_cache.remember(self, "cast", (x, hx, masks), call, (y, *finals))
+        if remember:
+            with torch.autocast(x.device.type, enabled=False):
+                self._call_cache.remember(self, "cast", (x, hx, masks), call, (y, *finals))
         return y, finals
 
     def __getstate__(self) -> dict[str, Any]:

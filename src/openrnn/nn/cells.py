@@ -125,7 +125,8 @@ class CellModule(FixedOptions, CachingModule):
             cast = prepared_calls.RecurrentCall(
                 self._spec, x, weights, states or (), False, self.backend
             )
-            y, finals = self._cast(cast, NO_MASKS)
+            own = self._parameters.keys() >= {*self._names} and tensors.is_ordered(x)
+            y, finals = self._cast(cast, NO_MASKS, remember=not own)
         else:
             y, finals, _ = functional.recurrent(
                 self._spec, x, weights, states, training=self.training, backend=self.backend

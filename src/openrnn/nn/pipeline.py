@@ -188,6 +188,7 @@ class Pipeline(Layer):
         reset_states: list[Tensor] | None,
         return_states: bool,
         generator: torch.Generator | None,
+        repeats: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         x, weights, states, reset_states = autocast.applied(x, self.weights(), states, reset_states)
         checks.same_dtype(x, weights[0])

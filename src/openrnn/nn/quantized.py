@@ -128,6 +128,7 @@ class Quantized(Layer):
         reset_states: list[Tensor] | None,
         return_states: bool,
         generator: torch.Generator | None,
+        repeats: bool = False,
     ) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         lengths = None if lengths is None else tensors.readable("lengths", lengths)
         reset = None if reset is None else tensors.readable("reset", reset)
