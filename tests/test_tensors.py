@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import openrnn
 from openrnn import arguments, functional, memory, ops, tensors
@@ -207,6 +208,20 @@ def test_resets_are_not_read_while_something_traces():
     for mask in masks:
         assert torch.equal(traced(mask), wanted)
         assert torch.equal(compiled(mask), wanted)
+
+
+def test_a_reset_mask_with_a_lazy_sign():
+    class Passes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **kwargs or {})
+
+    layer, mask = openrnn.LSTM(6, 4), torch.eye(5, 3)
+    wanted, lazy = layer(X, reset=mask)[0], torch._neg_view(mask.neg())
+    assert torch.equal(layer(X, reset=lazy)[0], wanted)
+    with torch.inference_mode(), Passes():
+        assert torch.equal(layer(X, reset=lazy)[0], wanted)
+    with pytest.raises(ValueError, match=r"got 0\.5"):
+        layer(X, reset=torch._neg_view(mask * -0.5))
 
 
 @pytest.mark.gpu

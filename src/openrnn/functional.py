@@ -290,8 +290,11 @@ def truth_values(name: str, mask: Tensor) -> Tensor:
         return mask
     if mask.is_complex():
         raise ValueError(f"{name} must be bool or have real numbers 0 and 1, got {mask.dtype}")
+    compiling = torch.compiler.is_compiling()
+    if not compiling and mask.is_neg():
+        mask = mask.resolve_neg()  # a dispatch mode would negate the bool, which torch refuses
     found = mask.to(torch.bool)
-    hidden = torch.compiler.is_compiling() or op.watched(mask) or not tensors.is_plain(mask)
+    hidden = compiling or op.watched(mask) or not tensors.is_plain(mask)
     if hidden or mask.device.type != "cpu":
         return found
     values = mask.to(torch.float64)  # some types, such as uint16, have few operators
