@@ -109,7 +109,7 @@ class _Float32GradCall(ProgramGradCall):
 
     def __init__(self, call: Call, output_shapes: Shapes, input_shapes: Shapes) -> None:
         super().__init__(call, output_shapes, input_shapes)
-        self._program = self._program.lent(len(output_shapes), MIN_ARENA_ELEMENTS, ARENA.take)
+        self._use(self._program.lent(len(output_shapes), MIN_ARENA_ELEMENTS, ARENA.take))
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> BackwardProgram:
         made = super()._backward(needs, given)

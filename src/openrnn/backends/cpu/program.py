@@ -14,6 +14,7 @@ from torch import Tensor
 
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import LINE
+from openrnn.kernels.cpu.tensor_tasks import MAX_SCRATCH, runner
 from openrnn.memory import TensorFactory, template
 
 if TYPE_CHECKING:
@@ -85,9 +86,8 @@ class Launch:
     ) -> None:
         words = [(place, places[slot], offset) for place, (slot, offset) in placed(args, given)]
         self._kernel, self._tasks, self._given = kernel, tasks, tuple(words)
-        self._alone: launch.Alone | None = None
-        if tasks == 1 and not barriers:
-            self._alone = launch.Alone(kernel, bytes(args), words)
+        self.is_alone = tasks == 1 and not barriers
+        self._alone = launch.Alone(kernel, bytes(args), words) if self.is_alone else None
         self._words: Any = ctypes.c_int64 * (ctypes.sizeof(args) // 8)
         self._template = bytes(args)
         self._barriers: Any = ctypes.c_char * (barriers + LINE) if barriers else None
@@ -106,6 +106,11 @@ class Launch:
             barriers = self._barriers()
             words[self._barriers_at] = _whole_lines(ctypes.addressof(barriers))
         launch.run(self._kernel, words, self._tasks)
+
+    def task(self, values: int) -> launch.Task:
+        """Itself, if `is_alone`, for runs of so many values."""
+        words = [(place, slot % values, offset) for place, slot, offset in self._given]
+        return launch.Task(self._kernel, self._template, words)
 
     def bound(self, values: Sequence[int], free: int) -> Run:
         """Runs it with these values and another for the slot at the place `free`.
@@ -292,6 +297,24 @@ class Program:
         finally:
             scratch.taken = False
         return made
+
+    def on_tensors(
+        self, known: Sequence[int], given: int
+    ) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
+        """What runs it from tensors to tensors, quicker; None unless it is short and of one thread.
+
+        Of a tensor without memory it makes nothing, and returns an empty list.
+
+        Args:
+            known: the first values of a run; given: tensors, whose addresses follow.
+        """
+        launches = [one for one in self.operations if isinstance(one, Launch) and one.is_alone]
+        if self.kept or len(launches) < len(self.operations) or self._scratch > MAX_SCRATCH:
+            return None
+        if not launch.has_python_calls():
+            return None
+        tasks = [one.task(len(known) + given + len(self.made)) for one in launches]
+        return runner(tasks, known, given, self._results, self._scratch)
 
     def _run(self, values: Sequence[int]) -> None:
         for operation in self.operations:

@@ -9,7 +9,7 @@ from openrnn.backends.base import Call, ModuleCache, Needs, Shapes
 from openrnn.backends.cpu import backward as backwards
 from openrnn.backends.cpu import forward as forwards
 from openrnn.backends.cpu.program import Program
-from openrnn.backends.cpu.program_builder import address, program_key
+from openrnn.backends.cpu.program_builder import address, program_key, slots
 from openrnn.kernels.cpu import launch
 
 
@@ -18,9 +18,15 @@ class ProgramCall:
 
     def __init__(self, call: Call, output_shapes: Shapes, cache: ModuleCache | None = None) -> None:
         self.key = program_key(call)
-        self._program = self.shaped(forwards.program(self.key), dict(enumerate(output_shapes)))
         self.strides = call.x.stride()[:2]
-        self._cache = cache
+        self._threads, self._cache = self.key.threads, cache
+        self._use(self.shaped(forwards.program(self.key), dict(enumerate(output_shapes))))
+
+    def _use(self, program: Program) -> None:
+        """Makes the program that of the call."""
+        self._program = program
+        given = len(slots(self.key)) - len(self.strides)
+        self._on_tensors = program.on_tensors(self.strides, given)
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
@@ -31,8 +37,12 @@ class ProgramCall:
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters and states."""
+        if launch.threads() != self._threads:
+            return None
+        if self._on_tensors is not None:
+            return self._on_tensors(every) or None
         found = [*map(address, every)]
-        if not all(found) or launch.threads() != self.key.threads:
+        if not all(found):
             return None
         return self._program.run([*self.strides, *found], self._cache)
 
@@ -41,7 +51,9 @@ class ProgramCall:
         return all(map(address, every)) and launch.threads() == self.key.threads
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
-        """Y, the final states, and a reserve if gradients are recorded."""
+        """Y, the final states, and a reserve if gradients are recorded, of tensors with memory."""
+        if self._on_tensors is not None:
+            return self._on_tensors(every)
         return self._program.run([*self.strides, *map(address, every)], self._cache)
 
 

@@ -233,8 +233,31 @@ class TaskArgs(Args):
     kernel: Annotated[int, "address of f(args, task, running)"]
     args: Annotated[int, "the kernel's arguments, but for those that are lacking"]
     words: Annotated[int, "of 8 bytes in them"]
-    lacking: Annotated[int, "int64 [count, 2]: a word's place, and what is added to its value"]
+    lacking: Annotated[
+        int, "int64 [count, 3]: a word's place, which value goes there, and what is added to it"
+    ]
     count: Annotated[int, ""]
+
+
+@_table
+class TensorTasksArgs(Args):
+    """Arguments of `python_call.run_on_tensors`: tasks, and where their addresses come from.
+
+    Tasks choose from the same values: numbers, the addresses of tensors that a run gets, of those
+    that it makes, and of scratch memory. Objects are addresses of Python's objects.
+    """
+
+    __slots__ = ()
+    tasks: Annotated[int, "int64 [count]: addresses of `TaskArgs`, run one after the other"]
+    count: Annotated[int, ""]
+    words: Annotated[int, "of 8 bytes in the arguments of the largest one"]
+    values: Annotated[int, "how many there are"]
+    numbers: Annotated[int, "int64 [known]"]
+    known: Annotated[int, ""]
+    given: Annotated[int, "tensors that a run gets"]
+    makers: Annotated[int, "int64 [values - known - given - 1]: objects, which make a tensor each"]
+    scratch_bytes: Annotated[int, "a multiple of 8"]
+    data_ptr: Annotated[int, "the object Tensor.data_ptr"]
 
 
 def loop_args(states: int) -> type[LoopArgs]:

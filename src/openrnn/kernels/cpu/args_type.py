@@ -25,6 +25,7 @@ from openrnn.kernels.cpu.args import (
     RegionArgs,
     States,
     TaskArgs,
+    TensorTasksArgs,
 )
 
 INT = ir.IntType(64)
@@ -90,4 +91,4 @@ def _reader_of(table: type[Args]) -> Any:
 loop_args_at, pack_args_at = _reader_of(LoopArgs), _reader_of(PackArgs)
 digest_args_at = _reader_of(DigestArgs)
 collect_args_at, region_args_at = _reader_of(CollectArgs), _reader_of(RegionArgs)
-task_args_at = _reader_of(TaskArgs)
+task_args_at, tensor_tasks_args_at = _reader_of(TaskArgs), _reader_of(TensorTasksArgs)

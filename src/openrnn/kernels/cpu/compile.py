@@ -54,7 +54,8 @@ def _all_linked(library: Any, seen: set[int]) -> Iterator[Any]:
 def object_of(source: str, names: Sequence[str]) -> bytes:
     """The object code of functions that a module's source defines, as C functions of these names.
 
-    Their arguments are int64, and they return nothing. Exceptions that they raise are lost.
+    Their arguments are int64. They return nothing, or int64 where they are annotated with int.
+    Exceptions that they raise are lost.
     """
     whole, takes = _linked([(source, {name: name for name in names})])
     machine = _machine(whole.triple, reloc="default", codemodel="jitdefault", jit=True)
@@ -152,14 +153,17 @@ def _export(function: Any, name: str, library: Any, module: ir.Module) -> int:
     cpu_target.options.parse_as_flags(flags, options)
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
     takes = (types.int64,) * function.__code__.co_argcount
+    returns = function.__annotations__.get("return") is int
+    kind: Any = types.int64 if returns else types.void
     made = compiler.compile_extra(
-        cpu_target.typing_context, context, function, takes, types.void, flags, {}
+        cpu_target.typing_context, context, function, takes, kind, flags, {}
     )
     inner = context.declare_function(module, made.fndesc)
-    outer = ir.Function(module, ir.FunctionType(ir.VoidType(), [INT] * len(takes)), name)
+    result = INT if returns else ir.VoidType()
+    outer = ir.Function(module, ir.FunctionType(result, [INT] * len(takes)), name)
     builder = ir.IRBuilder(outer.append_basic_block())
-    context.call_conv.call_function(builder, inner, types.void, takes, outer.args)
-    builder.ret_void()
+    _, value = context.call_conv.call_function(builder, inner, kind, takes, outer.args)
+    builder.ret(value) if returns else builder.ret_void()
     library.add_linking_library(made.library)
     return len(takes)
 

@@ -65,13 +65,21 @@ def openmp() -> tuple[Any, Address, Address] | None:
     return start, number, count
 
 
+def has_python_calls() -> bool:
+    """Whether this Python has the functions that `python_call` calls: all versions from 3.11 on."""
+    return hasattr(ctypes.pythonapi, "PyObject_CallOneArg")
+
+
 @lru_cache(maxsize=1)
 def starters() -> "list[CompiledFunction]":
-    """`share` and `run_alone` of `regions`."""
+    """`share` and `run_alone` of `regions`, and `run_on_tensors` if `has_python_calls`."""
     from openrnn.kernels.cpu import objects
 
     names = ["share", "run_alone"]
     source = f"from openrnn.kernels.cpu.regions import {', '.join(names)}\n"
+    if has_python_calls():
+        names.append("run_on_tensors")
+        source += "from openrnn.kernels.cpu.python_call import run_on_tensors\n"
     return objects.kernels(source, names, "what starts kernels")
 
 
@@ -89,29 +97,44 @@ def _choosing(places: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]
     return lambda values: [values[place] for place in places]
 
 
-class Alone:
+class Task:
     """A kernel of one task, whose arguments lack some values.
 
     Args:
         args: its arguments as memory.
         lacking: where each one goes, in units of 8 bytes, which value of a run it is, and what is
             added to that.
+
+    Attributes:
+        at: the address of its `TaskArgs`, which live as long as this object.
+        words: of 8 bytes in its arguments.
     """
 
     def __init__(
         self, kernel: "CompiledFunction", args: bytes, lacking: Sequence[tuple[int, int, int]]
     ) -> None:
-        words, numbers = len(args) // 8, [(place, offset) for place, _, offset in lacking]
-        known = (ctypes.c_int64 * words).from_buffer_copy(args)
-        added = (ctypes.c_int64 * (2 * len(numbers)))(*chain.from_iterable(numbers))
+        self.words = len(args) // 8
+        known = (ctypes.c_int64 * self.words).from_buffer_copy(args)
+        added = (ctypes.c_int64 * (3 * len(lacking)))(*chain.from_iterable(lacking))
         task = TaskArgs(
-            kernel=kernel.address, args=ctypes.addressof(known), words=words,
-            lacking=ctypes.addressof(added), count=len(numbers),
+            kernel=kernel.address, args=ctypes.addressof(known), words=self.words,
+            lacking=ctypes.addressof(added), count=len(lacking),
         )  # fmt: skip
         self._memory = known, added, task
-        self._start, self._at = _run_alone(), ctypes.addressof(task)
-        self._chosen = _choosing([chosen for _, chosen, _ in lacking])
-        self._pack = Struct(f"={len(numbers)}q").pack
+        self.at = ctypes.addressof(task)
+
+
+class Alone:
+    """Runs a kernel of one task; for the arguments see `Task`."""
+
+    def __init__(
+        self, kernel: "CompiledFunction", args: bytes, lacking: Sequence[tuple[int, int, int]]
+    ) -> None:
+        chosen = [(place, k, offset) for k, (place, _, offset) in enumerate(lacking)]
+        self._task, self._start = Task(kernel, args, chosen), _run_alone()
+        self._at = self._task.at
+        self._chosen = _choosing([value for _, value, _ in lacking])
+        self._pack = Struct(f"={len(lacking)}q").pack
 
     def run(self, values: Sequence[int]) -> None:
         """Runs it and waits; several threads may do so at a time."""
@@ -165,6 +188,5 @@ def packs_bf16(steps: int, batch: int) -> bool:
     return steps >= BF16_STEPS or packs(steps, batch)
 
 
-def threads() -> int:
-    """How many threads a call may use: as many as torch's own operators."""
-    return torch.get_num_threads()
+# how many threads a call may use: as many as torch's own operators
+threads: Callable[[], int] = torch.get_num_threads

@@ -7,7 +7,7 @@ arguments, which task this is, and how many tasks run at the same time.
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -43,7 +43,7 @@ def new_cell_args(_):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _new_words(_, count):  # type: ignore[no-untyped-def]
+def new_words(_, count):  # type: ignore[no-untyped-def]
     """The address of room for so many int64, on the stack of the function that calls this."""
 
     def emit(_: Any, builder: Any, __: Any, args: list[ir.Value]) -> ir.Value:
@@ -72,14 +72,21 @@ def share(region):  # type: ignore[no-untyped-def]
         call(args.kernel, (args.args, task, running))
 
 
-def run_alone(task, values):  # type: ignore[no-untyped-def]
-    """Runs the `TaskArgs` at an address, with the values at another for what is lacking."""
+@njit(error_model="numpy")
+def run_at(task, values, at):  # type: ignore[no-untyped-def]
+    """As `run_alone`, with room for the arguments at an address."""
     alone = task_args_at(task)
-    at: int = _new_words(alone.words)  # type: ignore[call-arg]  # numba's
     args, known = int64_at(at), int64_at(alone.args)
     for place in range(alone.words):
         args[place] = known[place]
     lacking, given = int64_at(alone.lacking), int64_at(values)
     for k in range(alone.count):
-        args[lacking[2 * k]] = given[k] + lacking[2 * k + 1]
-    call(alone.kernel, (at, 0, 1))
+        args[lacking[3 * k]] = given[lacking[3 * k + 1]] + lacking[3 * k + 2]
+    call(alone.kernel, (at, 0, 1))  # type: ignore[call-arg]  # numba's
+
+
+def run_alone(task, values):  # type: ignore[no-untyped-def]
+    """Runs the `TaskArgs` at an address, with the values at another for what is lacking."""
+    alone = task_args_at(task)
+    at: int = new_words(alone.words)  # type: ignore[call-arg]  # numba's
+    run_at(task, values, at)
