@@ -55,14 +55,16 @@ class Layer(TorchNames):
             TypeError: input or a state is no tensor.
             NoBackendError: the named backend does not run the call; the message says why.
         """
-        if type(padding_value) not in (float, int):  # the check of a number costs more
+        # the check of a number costs more
+        if type(padding_value) is not float and type(padding_value) is not int:
             padding_value = number("padding_value", padding_value)
-        options = lengths, reset, reset_state, generator, return_states, padding_value
         bare = reset_state is None and generator is None
+        masks: Masks | None = NO_MASKS
         if not bare or return_states or padding_value or is_compiling():
-            return self._forward(input, hx, *options)
-        masked = lengths is not None or reset is not None
-        masks = kernel_masks(input, lengths, reset, self.batch_first) if masked else NO_MASKS
+            masks = None
+        elif lengths is not None or reset is not None:
+            masks = kernel_masks(input, lengths, reset, self.batch_first)
+        options = lengths, reset, reset_state, generator, return_states, padding_value
         if masks is None:
             return self._forward(input, hx, *options)
         found = self._call_cache.run(self, "forward", input, hx, masks)

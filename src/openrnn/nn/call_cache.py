@@ -5,8 +5,9 @@ the second of a kind on.
 """
 
 import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -74,6 +75,7 @@ class CallCache:
 
     def __init__(self) -> None:
         self._calls: dict[Key, tuple[_CachedCall, ...]] = {}  # of each key the latest first
+        self._params_of: Callable[[dict[str, Any]], Sequence[Tensor]] = _nothing_of
         self.module_cache: ModuleCache = {}
 
     def run(
@@ -91,9 +93,8 @@ class CallCache:
         if not known or has_unguarded_mode():
             return None
         if params is None:
-            own, names = module._reads()
             try:
-                params = [own[name] for name in names]
+                params = self._params_of(module._reads()[0])
             except KeyError:  # a parametrized one is computed anew at each call
                 return None
         every = _every(x, params, hx, masks)
@@ -141,6 +142,7 @@ class CallCache:
         key = _key(module, kind, x, type(hx), masks)
         before = self._calls.get(key)
         if before is None:
+            self._params_of = _getter(module._reads()[1])
             if len(self._calls) >= KEYS:
                 self._calls.clear()
             self._calls[key] = ()
@@ -183,6 +185,17 @@ class CallCache:
         found = prepared_calls.prepare_grad(call, shapes, given)
         again = None if found is None else AutogradCall(guard, call, batch_first, *found)
         return _CachedCall(guard, again, drops)
+
+
+def _nothing_of(own: dict[str, Any]) -> Sequence[Tensor]:
+    return ()
+
+
+def _getter(names: Sequence[str]) -> Callable[[dict[str, Any]], Sequence[Tensor]]:
+    """What takes the tensors of these names from a dictionary, in a third of a loop's time."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda own: [own[name] for name in names]  # itemgetter would return no sequence
 
 
 def _records(results: Sequence[Tensor]) -> bool:

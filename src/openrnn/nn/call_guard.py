@@ -17,6 +17,7 @@ _storage = Tensor.untyped_storage
 _offset: Any = Tensor.storage_offset
 _tracing: Any = torch._C._get_tracing_state
 _forward_mode = torch.autograd.forward_ad
+_grad_enabled = torch.is_grad_enabled
 _modes: Any = torch._C._len_torch_dispatch_stack
 
 
@@ -67,7 +68,7 @@ class CallGuard:
         Args:
             backward: whatever the call records; else it must record a gradient as that did.
         """
-        if self._grad and not backward and torch.is_grad_enabled() != self._records:
+        if self._grad and not backward and _grad_enabled() != self._records:
             return False
         if len(every) != self._count:
             return False
