@@ -207,11 +207,11 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=0, help="which of the parts to run, from 0")
     parser.add_argument("--parts", type=int, default=1, help="how many there are")
     parser.add_argument("--every-lane", action="store_true", help="for racecheck, see above")
-    parser.add_argument("--stacks", action="store_true", help="cases of several layers alone")
+    parser.add_argument("--only", help="cases with this argument alone, such as layers")
     asked = parser.parse_args()
     if asked.every_lane:
         every_lane_arrives()
-    some = [case for case in cases() if "layers" in case or not asked.stacks]
+    some = [case for case in cases() if asked.only is None or asked.only in case]
     chosen = some[asked.part :: asked.parts]
     for number, case in enumerate(chosen):
         print(f"case {number + 1} of {len(chosen)}: {case}", flush=True)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import openrnn
 from openrnn import cells, memo, reference
-from openrnn.backends.fused.stepwise import stepwise_kinds
+from openrnn.backends.fused.stepwise import first_configs
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.higher import functions, network, tangent
@@ -352,7 +352,8 @@ def test_the_sizes_in_the_documentation(cell, row):
         )  # fmt: skip
         assert network.forward_refusal("fused", problem, CUDA) is None
         place = (major, minor), processors
-        return not stepwise_kinds(network.tangent_problem(problem, place, grad))
+        loops = first_configs(network.tangent_problem(problem, place, grad))
+        return not any(one.stepwise or one.streamed_fragments for one in loops)
 
     for size, grad in zip(sizes, (True, False), strict=True):
         assert (held(size, grad), held(size + 8, grad)) == (True, False)

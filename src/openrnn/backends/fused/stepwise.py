@@ -10,7 +10,12 @@ from torch import Tensor
 from openrnn.backends.base import traced
 from openrnn.backends.fused import products
 from openrnn.backends.fused.layer import LayerKernels
-from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
+from openrnn.codegen.config import (
+    BackwardConfig,
+    ForwardConfig,
+    StepwiseBackwardConfig,
+    StepwiseForwardConfig,
+)
 from openrnn.kernels.cuda.args import LOOPS
 from openrnn.memory import allocator_for
 from openrnn.native.nvrtc import CudaKernel
@@ -18,8 +23,8 @@ from openrnn.spec import Problem
 from openrnn.tuning import plan
 
 
-def stepwise_kinds(problem: Problem) -> list[str]:
-    """Which loops of a problem, "forward" or "backward", have an R that no kernel holds.
+def first_configs(problem: Problem) -> list[ForwardConfig | BackwardConfig]:
+    """The first configuration of each loop of a problem, for one row.
 
     By values alone: nothing is compiled. [] where the device is not known.
     """
@@ -28,13 +33,16 @@ def stepwise_kinds(problem: Problem) -> list[str]:
         return []
     cell, dtype = traced(spec), problem.dtype_name
     masks = problem.lengths, problem.reset, problem.return_states
+    shared = cell, dtype, spec.hidden_size, 1
+    return [
+        next(plan.compilable_configs(kind, *shared, names, capability, problem.processors))
+        for kind, names in plan.kinds(spec, problem.grad, *masks)
+    ]
 
-    def held(kind: str, option_names: plan.OptionNames) -> bool:
-        asked = kind, cell, dtype, spec.hidden_size, 1, option_names, capability, problem.processors
-        return not next(plan.compilable_configs(*asked)).stepwise
 
-    kinds = plan.kinds(spec, problem.grad, *masks)
-    return [*dict.fromkeys(kind for kind, option_names in kinds if not held(kind, option_names))]
+def stepwise_kinds(problem: Problem) -> list[str]:
+    """Which loops of a problem, "forward" or "backward", have an R that no kernel holds."""
+    return [*dict.fromkeys(one.kind for one in first_configs(problem) if one.stepwise)]
 
 
 class StepwiseLoop:
