@@ -143,6 +143,7 @@ def test_seeds_follow_from_torchs_generator_of_the_device():
     assert not torch.equal(first, second)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_call_waits_for_the_device():
     layer = openrnn.LSTM(**SIZES, device="cuda", backend="fused")
     x = torch.randn(6, 4, 16, device="cuda", requires_grad=True)

@@ -1114,7 +1114,8 @@ def test_calls_under_autocast_repeat_with_their_casts(hits, dtype, steps, masks)
             optimizer.step()
         assert all(map(torch.equal, *results))
     assert hits["memory"] > 4
-    assert [*map(bool, module._call_cache._calls.values())].count(True) >= 2
+    # inference and training of one key: those of cast tensors would be another
+    assert [len(calls) for calls in module._call_cache._calls.values() if calls] == [2]
 
 
 @pytest.mark.gpu

@@ -85,7 +85,7 @@ class Weights:
         self._recurrent: Tensor | None = None
         self._recurrent_padded: Tensor | None = None
         self._input_by_planes: Tensor | None = None
-        self._input_aligned: Tensor | None = None
+        self._stack_input: Tensor | None = None
         self.input_transposed: Tensor | None = None
         self._recurrent_transposed: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
@@ -126,11 +126,12 @@ class Weights:
         return self._input_by_planes
 
     @property
-    def input_aligned(self) -> Tensor:
-        """W_ih (G*H, H) as the forward loop of a stack reads it."""
-        if self._input_aligned is None:
-            self._input_aligned = dense(self.input_matrix)
-        return self._input_aligned
+    def stack_input(self) -> Tensor:
+        """W_ih (G*H, H) as the forward loop of a stack reads it: where H is padded, by values."""
+        if self._stack_input is None:
+            matrix = self.input_matrix
+            self._stack_input = dense(matrix) if self.layer.exact else matrix
+        return self._stack_input
 
     @property
     def recurrent_transposed(self) -> Tensor:
