@@ -191,6 +191,13 @@ def _quicker(
     return own < ratio * us / (2 if "lengths" in option_names else 1)
 
 
+def knows_stack(config: KernelConfig, dtype: str, hidden: int, batch: int) -> bool:
+    """Whether stacks of such sizes were measured with this kind of kernel, and quicker."""
+    if isinstance(config, MulticastConfig):
+        return multicast.knows_stack(hidden, batch)
+    return cluster_stack.knows(config.kind, dtype, hidden)
+
+
 @memo(4096)
 def _of_stack(
     kind: str, resets: bool, cell: Traced, dtype: str, hidden: int, batch: int,
@@ -209,9 +216,8 @@ def _of_stack(
     if SIZES[dtype] == 2 and not resets:
         by_multicast = multicast.forwards if forward else multicast.backwards
         others = [*by_multicast(cell, dtype, hidden, limits, layers)]
-    known: list[ForwardConfig | BackwardConfig] = []
-    known += clusters if cluster_stack.knows(kind, dtype, hidden) else []
-    known += others if multicast.knows_stack(hidden, batch) else []
+    every: list[ForwardConfig | BackwardConfig] = [*clusters, *others]
+    known = [one for one in every if knows_stack(one, dtype, hidden, batch)]
     found = known or clusters or others
     return tuple(sorted(found, key=lambda one: cycles_of(cell, dtype, one, batch, limits)))
 

@@ -6,9 +6,8 @@ The kernels are those of `tuning/cluster_stack.py` and, for large batches, of `t
 from typing import NamedTuple
 
 from openrnn.codegen.config import SIZES, KernelConfig
-from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.memo import memo
-from openrnn.tuning import cluster_stack, measured, multicast, plan, wavefront
+from openrnn.tuning import measured, plan, wavefront
 from openrnn.tuning.limits import Limits
 
 LAUNCH = 25.0  # us: the launch, R loaded, the flag buffer filled
@@ -50,11 +49,7 @@ def best(
     configs = plan.ranked(*asked, layers=stack.layers)
     if chunk not in (None, 1) or not configs:
         return None
-    if isinstance(configs[0], MulticastConfig):
-        measured_size = multicast.knows_stack(stack.hidden, batch)
-    else:
-        measured_size = cluster_stack.knows(stack.kind, stack.dtype, stack.hidden)
-    if chunk is None and not measured_size:
+    if chunk is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
         return None
     limits = Limits.of(stack.capability, stack.processors)
     product, after = wavefront.products(stack, steps, batch)
