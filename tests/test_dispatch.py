@@ -274,7 +274,7 @@ def test_the_table_needs_no_compiler_near_the_largest_size(asked, masks):
         assert not [reason for reason in table["fused"] if reason != dispatch._absent("fused")]
         kinds = ("forward", "backward")[: 1 + grad]
         assert set(stepwise_kinds(problem)) <= set(kinds)
-        rest = [one for one in first_configs(problem) if one.stepwise or one.streamed_fragments]
+        rest = [one for one in first_configs(problem) if one.reads_r]
         assert bool(rest) == (hidden > LARGEST[asked])
         # an H200 reads a part of a larger R in each step
         assert all(one.stepwise == (capability != (9, 0)) for one in rest)

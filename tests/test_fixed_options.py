@@ -159,6 +159,37 @@ def test_a_users_class_has_our_names_for_other_things():
     assert not layer.spec.reverse
 
 
+def test_a_users_class_registers_what_it_likes_under_our_names():
+    """As a class of torch's does; and what it may not register leaves no trace."""
+
+    class Registers(openrnn.LSTM):
+        def __init__(self):
+            super().__init__(4, 5)
+            self.register_buffer("precision", torch.ones(3))
+            self.register_parameter("reverse", torch.nn.Parameter(torch.ones(2)))
+            self.add_module("recompute", torch.nn.Linear(5, 5))
+            self.register_module("wavefront", torch.nn.Linear(5, 6))
+            self.algorithm = torch.nn.Buffer(torch.zeros(4))
+            self.input_mode = 7
+
+    layer = Registers()
+    kept = {"precision", "reverse", "recompute.weight", "wavefront.weight", "algorithm"}
+    assert kept < layer.state_dict().keys()
+    assert layer.input_mode == 7
+    del layer.input_mode, layer.precision, layer.recompute
+    assert (layer.input_mode, layer.precision, layer.recompute) == ("linear", "default", "none")
+    with pytest.raises(AttributeError):
+        del layer.input_mode
+    with pytest.raises(KeyError, match="already exists"):
+        layer.register_buffer("reverse", torch.ones(3))
+    with pytest.raises(TypeError):
+        layer.register_buffer("precision", 5)
+    assert layer.precision == "default"
+    layer.register_buffer("precision", None)
+    assert layer.precision is None
+    assert layer(torch.randn(3, 2, 4))[0].shape == (3, 2, 5)
+
+
 def test_copies_keep_options_fixed():
     layer = openrnn.GRU(3, 4, num_layers=2)
     for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):

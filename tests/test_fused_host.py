@@ -14,7 +14,7 @@ import openrnn
 from openrnn import cells
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused import lengths as sorting
-from openrnn.backends.fused.copies import copied, narrowed
+from openrnn.backends.fused.copies import MOST_BY_VALUE, copied, dense, narrowed
 from openrnn.backends.fused.layer import layer_kernels, nibbles, spans
 from openrnn.backends.fused.pass_runner import fill_flags
 from openrnn.codegen import cuda
@@ -196,6 +196,17 @@ def test_copies_take_as_many_bytes_at_a_time_as_rows_are_made_of(monkeypatch, si
     out = torch.zeros(4 * width + 1).bfloat16()[1:].view(1, 4, width)
     copied(x, width, out=out)
     assert found[3:] == [2, 2]
+
+
+def test_a_large_misaligned_tensor_is_copied():
+    """Above 4M values torch copies, and has nothing to do where the tensor is contiguous."""
+    columns = 1032
+    values = torch.randn(4 * columns * columns + 1)[1:].view(4 * columns, columns)
+    assert values.data_ptr() % 16
+    assert values.numel() > MOST_BY_VALUE
+    made = dense(values)
+    assert made.data_ptr() % 16 == 0
+    assert torch.equal(made, values)
 
 
 def test_no_copy_begins_inside_of_a_value():

@@ -353,7 +353,7 @@ def test_the_sizes_in_the_documentation(cell, row):
         assert network.forward_refusal("fused", problem, CUDA) is None
         place = (major, minor), processors
         loops = first_configs(network.tangent_problem(problem, place, grad))
-        return not any(one.stepwise or one.streamed_fragments for one in loops)
+        return not any(one.reads_r for one in loops)
 
     for size, grad in zip(sizes, (True, False), strict=True):
         assert (held(size, grad), held(size + 8, grad)) == (True, False)

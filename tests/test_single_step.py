@@ -22,7 +22,8 @@ from openrnn.backends.fused import backend, kernels, program, schedules
 from openrnn.backends.fused import single_step as steps
 from openrnn.cells import lookup
 from openrnn.codegen import cuda
-from openrnn.codegen.config import StepConfig, saved_names
+from openrnn.codegen.config import saved_names
+from openrnn.codegen.step_config import StepConfig
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import PLAIN, STEPS

@@ -179,6 +179,9 @@ def test_what_was_measured_since_is_in_the_table():
     del old.config["low_register"]
     before, after = (table.text_of(files).splitlines() for files in ([], [[old], times]))
     new = sorted(set(after) - set(before))
+    # one that streams a part of R is not in the table, which says nothing of that
+    streams = kernel_time(0.01, streamed_fragments=3)
+    assert table.text_of([[old], [streams, *times]]).splitlines() == after
     # of kernels as good as even the one tried first; later files win
     assert "forward,none,4,2,2,512,1,2,1,16,4,1,1,1,1,0,23,4,1,0,0.52" in new
     assert "forward,lengths,4,2,2,512,1,2,1,16,4,1,1,1,1,0,23,4,1,0,0.10" in new

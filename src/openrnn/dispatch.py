@@ -62,7 +62,7 @@ class Table(Printed):
 
     Args:
         elsewhere: the backend that would run it on a machine that has all of them, where it is
-            absent here; None also where nobody asked.
+            absent here; None, too, before `with_elsewhere`.
     """
 
     problem: Problem

@@ -65,7 +65,6 @@ class KernelConfig(ABC):
         all_states: forward writes the states of all steps; backward reads their gradients.
         reset_state: forward begins resets with given states; backward gives their gradients.
         padded: H is less than `units`.
-        streamed_fragments: of R, that a warp of a grid reads from memory in each step.
     """
 
     units: int
@@ -83,7 +82,6 @@ class KernelConfig(ABC):
     all_states: bool = False
     reset_state: bool = False
     padded: bool = False
-    streamed_fragments: int = 0
 
     kind: ClassVar[str]
     skeleton: ClassVar[str]
@@ -91,6 +89,7 @@ class KernelConfig(ABC):
     layers = 1  # that one launch runs; more in a stack
     delay = 0  # cycles before a grid's first poll
     stepwise = False  # steps are launches of their own, on products of GEMMs
+    streamed_fragments = 0  # of R, that a warp of a grid reads from memory in each step
     half_operands = False  # forward multiplies float32 values as float16
     y_flags = True  # a grid's flag buffer may be y or, in backward, the gate gradients
 
@@ -112,11 +111,14 @@ class KernelConfig(ABC):
         """Memory of the streamed fragments of so many blocks."""
         return blocks * self.warps * self.streamed_fragments * 1024
 
+    @property
+    def reads_r(self) -> bool:
+        """Whether R, or a part of it, is read from memory in each step."""
+        return self.stepwise or self.streamed_fragments > 0
+
     def with_registers(self, fragments: int) -> Self:
-        """With so many fragments in registers; where some are streamed, with others of those."""
-        more = fragments - self.register_fragments
-        streamed = max(0, self.streamed_fragments - more) if self.streamed_fragments else 0
-        return replace(self, register_fragments=fragments, streamed_fragments=streamed)
+        """With so many fragments in registers."""
+        return replace(self, register_fragments=fragments)
 
     @property
     def most_spilled(self) -> int:
@@ -263,15 +265,24 @@ class _GridConfig(KernelConfig):
         k_warps: warps of a block that split its part of K.
         delay: cycles before the first poll of the first step, from where each warp adapts its own.
             An argument of the kernel.
+        streamed_fragments: of a warp, for which neither registers nor shared memory have room: it
+            reads them from memory in each step.
     """
 
     clusters: int = 1
     k_warps: int = 1
     delay: int = 0
+    streamed_fragments: int = 0
 
     @property
     def as_compiled(self) -> KernelConfig:
         return replace(self, delay=0)
+
+    def with_registers(self, fragments: int) -> Self:
+        """With so many fragments in registers; where some are streamed, with others of those."""
+        more = fragments - self.register_fragments
+        streamed = max(0, self.streamed_fragments - more) if self.streamed_fragments else 0
+        return replace(self, register_fragments=fragments, streamed_fragments=streamed)
 
     def delayed(self, delay: int) -> Self:
         return replace(self, delay=delay)
@@ -371,28 +382,3 @@ class StepwiseBackwardConfig(_StepwiseConfig, BackwardConfig):
     """Backward, on products of the gate gradients of the step before."""
 
     skeleton = "stepwise_backward.cuh"
-
-
-@dataclass(frozen=True)
-class StepConfig:
-    """A kernel of a single step, forward or backward; H, I and B are arguments of it.
-
-    Args:
-        kind: "step_forward", "step_cell", which leaves products to GEMMs, or "step_backward".
-        tiles: of 8 batch rows that a block takes; backward takes all rows in turn.
-        warps: of a block; in `step_forward` they split K.
-    """
-
-    kind: str
-    tiles: int
-    warps: int
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps
-
-    def shared(self, cell: Traced) -> int:
-        """Bytes of shared memory of a block that its launch asks for: partial sums of warps."""
-        if self.kind != "step_forward":
-            return 0
-        return self.warps * ceil_div(len(cell.gates), 2) * self.tiles * 512

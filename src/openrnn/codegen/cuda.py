@@ -17,10 +17,10 @@ from openrnn.codegen.config import (
     BackwardConfig,
     ForwardConfig,
     KernelConfig,
-    StepConfig,
     saved_names,
 )
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
+from openrnn.codegen.step_config import StepConfig
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
 from openrnn.kernels.cuda.table import Args
@@ -171,7 +171,7 @@ def _numbers(dtype: str) -> dict[str, int]:
     """The constants of a dtype, and zeros for what only some configurations define."""
     return {
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF_OPERANDS": False,
-        "PADDED": False, "SCALED": 0, "LAYERS": 1,
+        "PADDED": False, "SCALED": 0, "LAYERS": 1, "STREAMED_FRAGMENTS": 0,
     }  # fmt: skip
 
 

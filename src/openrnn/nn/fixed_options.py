@@ -1,8 +1,10 @@
 """Options that a module takes only when it is made: they can be read, setting one later raises."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 # options that are read of the spec: a user's class may have attributes and methods of these names
 OF_SPEC = frozenset((
@@ -18,7 +20,7 @@ def of_spec(name: str) -> Any:
     """
 
     def read(module: nn.Module) -> Any:
-        for own in (vars(module), module._parameters, module._buffers, module._modules):
+        for own in _attributes(module):
             if name in own:
                 return own[name]
         return getattr(module._spec, name)
@@ -26,7 +28,17 @@ def of_spec(name: str) -> Any:
     def put(module: nn.Module, value: Any) -> None:
         vars(module)[name] = value
 
-    return property(read, put, doc=f"The option {name}, as the module was made with it.")
+    def remove(module: nn.Module) -> None:
+        if name not in vars(module):
+            raise AttributeError(name)
+        del vars(module)[name]
+
+    return property(read, put, remove, f"The option {name}, as the module was made with it.")
+
+
+def _attributes(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Where a module keeps the attributes of its own."""
+    return vars(module), module._parameters, module._buffers, module._modules
 
 
 class FixedOptions(nn.Module):
@@ -56,9 +68,32 @@ class FixedOptions(nn.Module):
                     f"{kind} takes {name} only when it is made: for {name}={value!r} make another "
                     f"{kind} and give it this one's state_dict"
                 )
-        if spec is not None and name in OF_SPEC and isinstance(value, nn.Parameter):
-            self._parameters[name] = None  # else torch finds that the attribute exists already
         super().__setattr__(name, value)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        with self._room_for(name, self._parameters):
+            super().register_parameter(name, param)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        with self._room_for(name, self._buffers):
+            super().register_buffer(name, tensor, persistent)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        with self._room_for(name, self._modules):
+            super().add_module(name, module)
+
+    @contextmanager
+    def _room_for(self, name: str, among: dict[str, Any]) -> Iterator[None]:
+        """Within it torch does not take an option that is read of the spec for an attribute."""
+        is_new = name in OF_SPEC and not any(name in own for own in _attributes(self))
+        if is_new:
+            among[name] = None
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                among.pop(name, None)
+            raise
 
     def _is_extra(self, name: str) -> bool:
         package = type(self).__module__.partition(".")[0]

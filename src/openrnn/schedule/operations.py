@@ -71,8 +71,8 @@ class FillFlags(OfChunk):
 class Loop(OfChunk):
     """The time loop of the chunk.
 
-    One launch, or several where the device does not hold all rows of the batch at once; where no
-    kernel holds R, a GEMM and a launch for each step.
+    One launch, or several where the device does not hold all rows of the batch at once; of a
+    stepwise loop, a GEMM and a launch for each step.
 
     Args:
         kind: "forward", "backward", or "recompute": forward again, only to save activations.

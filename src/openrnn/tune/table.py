@@ -12,7 +12,7 @@ from openrnn.tuning import measured
 
 EVEN = 1.02  # times the fastest: of kernels that near the one tried first is taken
 COLUMNS = (*measured.SHAPE, *measured.FILL, "delay")
-WRITTEN = ("units", *COLUMNS)  # of a configuration, in files of times
+WRITTEN = ("units", *COLUMNS, "streamed_fragments")  # of a configuration, in files of times
 
 Config = TypeVar("Config")
 Key = tuple[str | int, ...]
@@ -24,7 +24,10 @@ def config_of(config: KernelConfig) -> dict[str, int]:
 
 
 def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
-    """The table with newer files of times; later files win."""
+    """The table with newer files of times; later files win.
+
+    Kernels that stream a part of R are not in it: the model ranks them.
+    """
     known: dict[Key, tuple[object, ...]] = {
         (*key, loops, row.batch_tiles): (
             *row.shape, *map(int, row.fill), row.delay, f"{row.time:.2f}",
@@ -36,7 +39,8 @@ def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
     for times in files:
         here: dict[Key, list[tuple[float, KernelTime]]] = {}
         for one in times:
-            here.setdefault(_key(one), []).append((one.us, one))
+            if not one.config.get("streamed_fragments"):
+                here.setdefault(_key(one), []).append((one.us, one))
         for key, tried in here.items():
             time, best = fastest(tried)
             # files from before there were low-register kernels do not have that column

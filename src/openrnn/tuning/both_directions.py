@@ -18,7 +18,7 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
     A multiprocessor that runs blocks of two grids was not measured, so each has its own.
     """
     config = _first(loop)
-    if config is None or config.stepwise:
+    if config is None or config.reads_r:
         return False
     blocks = (
         blocks_of_multiprocessor(loop.cell, loop.dtype, config) if not config.is_cooperative else 1

@@ -17,8 +17,8 @@ Config = TypeVar("Config", GridForwardConfig, GridBackwardConfig)
 
 # Of streamed fragments: what L2 keeps of them from step to step, and the bytes that a
 # multiprocessor reads in a cycle from L2 and from memory. Fitted to 142 kernels timed alone on an
-# H200 (standard deviation 9%), but for the last: the fit says 20, and an H100 has 0.7 of an H200's
-# bandwidth.
+# H200 (standard deviation 9%), but for the last: that lies between an H200's 20, by the fit, and an
+# H100's 14, by its bandwidth.
 _L2_KEEPS = 30e6
 _L2_RATE, _MEMORY_RATE = 26.0, 16.0
 _MOST_FRAGMENTS = 256  # of a warp that streams some: its product is code without a loop
@@ -113,15 +113,16 @@ def _shapes(
 
 
 def _streaming(cell: Traced, dtype: str, config: Config, limits: Limits) -> Iterator[Config]:
-    """The kernel with as much of R in registers and shared memory as they hold; not with wgmma."""
+    """The kernel with as much of R in registers and shared memory as they hold with resets."""
     fragments, free = config.fragments(cell, dtype), _free(cell, config) - _STREAM_REGISTERS
-    if fragments > _MOST_FRAGMENTS:
+    if config.wgmma or fragments > _MOST_FRAGMENTS:
         return
     held = max(0, min(fragments, free // 8))
     made = replace(config, register_fragments=held, stages=2)
     others = fragments - held
-    room = limits.shared - replace(made, streamed_fragments=others).shared(cell, dtype)
-    if room >= 0 and not config.wgmma:
+    with_resets = replace(made, streamed_fragments=others, reset=True)
+    room = limits.shared - with_resets.shared(cell, dtype)
+    if room >= 0:
         yield replace(made, streamed_fragments=others - room // (1024 * config.warps))
 
 

@@ -124,7 +124,7 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
     time = plan.microseconds_of(loop.cell, loop.dtype, config, loop.batch, limits)
     blocks = plan.clusters_of(config, loop.batch) * config.cluster
     idle = 0.0
-    if loop.capability == measured.CAPABILITY and not config.stepwise:
+    if loop.capability == measured.CAPABILITY and not config.reads_r:
         idle = max(0.0, 1 - blocks / (loop.processors or measured.PROCESSORS))
     if not config.is_cooperative:
         return LoopStep(time, idle, 0.0, OF_CLUSTERS)

@@ -139,7 +139,7 @@ def ranked(
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels of a kind, "forward" or "backward", for calls with such options, best first.
 
-    Those that hold R or most of it, and the one of a stepwise loop, which any device holds: last,
+    Those that hold R or a part of it, and the one of a stepwise loop, which any device holds: last,
     or first where it is quicker by a model that was fitted to such a device.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from openrnn.codegen.config import StepConfig
+from openrnn.codegen.step_config import StepConfig
 from openrnn.memo import memo
 from openrnn.spec import Problem, Spec
 

@@ -48,7 +48,7 @@ class ProgramCall:
 
     def ready(self, every: Sequence[Tensor]) -> bool:
         """Whether they have memory, and the program is for as many threads as there are now."""
-        return all(map(address, every)) and launch.threads() == self.key.threads
+        return all(map(address, every)) and launch.threads() == self._threads
 
     def forward(self, every: Sequence[Tensor]) -> list[Tensor]:
         """Y, the final states, and a reserve if gradients are recorded, of tensors with memory."""

@@ -67,7 +67,10 @@ def copied(
     piece = every & -every  # bytes: the largest power of two that divides all of these
     torch_can = lengths is None and mask is None and out is None and CURRENT.recording is None
     if torch_can and piece == size and steps * batch * width > MOST_BY_VALUE:
-        return pad(x, (0, width - columns)) if width > columns else x.contiguous()
+        if width > columns:
+            return pad(x, (0, width - columns))
+        # not x itself, which may be dense and misaligned
+        return x.clone(memory_format=torch.contiguous_format)
     pieces = width * size // piece
     if out is None:
         out = allocator_for(x.dtype, x.device).empty(steps, batch, width)

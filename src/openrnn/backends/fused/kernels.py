@@ -10,7 +10,8 @@ from typing import TypeVar
 import torch
 
 from openrnn.codegen import cuda
-from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig, StepConfig
+from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig
+from openrnn.codegen.step_config import StepConfig
 from openrnn.codegen.trace import Traced
 from openrnn.cores import usable_cores
 from openrnn.errors import OpenRNNError, warn_user

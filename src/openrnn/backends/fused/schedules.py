@@ -177,7 +177,7 @@ def in_wavefront(
     # the kernel that was loaded may be another than the first of the ranking
     clusters = plan.clusters_of(loop.config, key.batch)
     held = not loop.polls or 1 < found.loops <= loop.kernel.max_clusters // clusters
-    if not held or loop.config.stepwise:
+    if not held or loop.config.reads_r:
         return None
     cut = Chunking(
         chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
@@ -310,7 +310,7 @@ def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float
 def _driver_fits_twice(layer: LayerKernels, batch: int, options: LoopOptions, loops: int) -> bool:
     """Whether the device holds two loops of a kernel, by the driver's word."""
     kernel, config = layer.kernel(batch, options, loops)
-    return not config.stepwise and 2 * plan.clusters_of(config, batch) <= kernel.max_clusters
+    return not config.reads_r and 2 * plan.clusters_of(config, batch) <= kernel.max_clusters
 
 
 def _cut(
@@ -334,7 +334,7 @@ def _cut(
         number = chunks.for_recompute(steps, key.batch, row)
     else:
         number = chunks.for_memory(steps, key.batch, row)
-    stays = key.recompute or key.reset_states or layer.skips or loops[0].config.stepwise
+    stays = key.recompute or key.reset_states or layer.skips or loops[0].config.reads_r
     cuts: list[int] = []
     if number == 1 and not stays:
         cuts = edges(layer, kind, option_names, steps, key.batch, columns)

@@ -10,7 +10,7 @@ from openrnn.backends.fused.copies import aligned, copied, dense
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.backends.fused.pass_runner import PassRunner, Weights, address
-from openrnn.codegen.config import StepConfig
+from openrnn.codegen.step_config import StepConfig
 from openrnn.kernels.cuda.args import STEPS
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -70,9 +70,17 @@ def has_python_calls() -> bool:
     return hasattr(ctypes.pythonapi, "PyObject_CallOneArg")
 
 
+class Starters(NamedTuple):
+    """Compiled functions that start kernels; `run_on_tensors`: None unless `has_python_calls`."""
+
+    share: "CompiledFunction"
+    run_alone: "CompiledFunction"
+    run_on_tensors: "CompiledFunction | None" = None
+
+
 @lru_cache(maxsize=1)
-def starters() -> "list[CompiledFunction]":
-    """`share` and `run_alone` of `regions`, and `run_on_tensors` if `has_python_calls`."""
+def starters() -> Starters:
+    """Those of `regions` and `python_call`, compiled."""
     from openrnn.kernels.cpu import objects
 
     names = ["share", "run_alone"]
@@ -80,13 +88,13 @@ def starters() -> "list[CompiledFunction]":
     if has_python_calls():
         names.append("run_on_tensors")
         source += "from openrnn.kernels.cpu.python_call import run_on_tensors\n"
-    return objects.kernels(source, names, "what starts kernels")
+    return Starters(*objects.kernels(source, names, "what starts kernels"))
 
 
 @lru_cache(maxsize=1)
 def _run_alone() -> Any:
     # bytes go as their address; an array of ctypes that Python fills takes a call 0.7 us more
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)(starters()[1].address)
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)(starters().run_alone.address)
 
 
 def _choosing(places: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
@@ -160,7 +168,7 @@ def run(kernel: "CompiledFunction", args: Args, tasks: int) -> None:
     region = RegionArgs(
         kernel=kernel.address, args=at, tasks=tasks, thread_number=number, thread_count=count
     )
-    start(starters()[0].address, ctypes.addressof(region), max(tasks, threads()), 0)
+    start(starters().share.address, ctypes.addressof(region), max(tasks, threads()), 0)
 
 
 def _run_in_pool(kernel: "CompiledFunction", at: Address, tasks: int) -> None:

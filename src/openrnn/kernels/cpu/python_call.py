@@ -1,6 +1,6 @@
-"""What runs tasks from tensors to tensors: a function in C, with the calls of Python's API for C.
+"""Runs tasks from tensors to tensors, compiled, by Python's API for C.
 
-Objects are their addresses here, and belong to who made them until they are released.
+Objects are addresses here. Whoever gets a new reference releases it.
 """
 
 from typing import Any
@@ -65,7 +65,7 @@ def run_on_tensors(args, tensors) -> int:  # type: ignore[no-untyped-def]
     """Runs `TensorTasksArgs`, whose address is a Python int; returns a list of what it made.
 
     `tensors` is a sequence. The list is empty, and nothing has run, where one has no memory. 0
-    stands for an error that Python has raised. Python's lock is free while tasks run.
+    stands for an error that Python has raised. The GIL is released while tasks run.
     """
     run: int = _number_of((args,))
     own = tensor_tasks_args_at(run)
@@ -104,7 +104,10 @@ def _take_addresses(run, tensors, made, at):  # type: ignore[no-untyped-def]
             return False
     for place in range(first_result, own.values - 1):
         tensor = _called((makers[place - first_result],))
-        if tensor == 0 or _append((made, tensor)) != 0:
+        if tensor == 0:
+            return False
+        if _append((made, tensor)) != 0:
+            _release(tensor)
             return False
         values[place] = _take_address(own.data_ptr, tensor)
         if values[place] == 0 and _error(()) != 0:
@@ -114,7 +117,7 @@ def _take_addresses(run, tensors, made, at):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _take_address(data_ptr, tensor):  # type: ignore[no-untyped-def]
-    """Of the elements of a tensor that is then released; 0 where there are none, or no tensor."""
+    """The address of a tensor's elements, 0 without any; releases the tensor, if there is one."""
     if tensor == 0:
         return 0
     number = _called_with((data_ptr, tensor))
@@ -123,4 +126,4 @@ def _take_address(data_ptr, tensor):  # type: ignore[no-untyped-def]
         return 0
     address = _number_of((number,))
     _release(number)
-    return address
+    return 0 if address == -1 else address  # -1: an error

@@ -13,7 +13,7 @@ from torch import Tensor
 from openrnn.kernels.cpu import launch
 from openrnn.kernels.cpu.args import LINE, TensorTasksArgs
 
-# bytes of scratch, which is on the stack: where torch runs, threads have 512 KiB or more of that
+# bytes of scratch, which is on the stack: little of that, by default 8 MiB on Linux
 MAX_SCRATCH = 1 << 15
 _TAKES_ONE = 8  # METH_O of a `PyMethodDef`: a function of one argument
 
@@ -31,7 +31,7 @@ def runner(
     tasks: Sequence[launch.Task], known: Sequence[int], given: int,
     makers: Sequence[Callable[[], Tensor]], scratch: int,
 ) -> Callable[[Sequence[Tensor]], list[Tensor]]:  # fmt: skip
-    """What runs tasks, of tensors, and returns those that it made; of one without memory none.
+    """Runs tasks on tensors and returns the results it made; no result where one has no memory.
 
     Several threads may run it at a time. Values of tasks are numbers, then the addresses of the
     tensors, of results and of scratch.
@@ -61,7 +61,10 @@ def _builtin(args: int, memory: object) -> Callable[[Sequence[Tensor]], list[Ten
 
     A call of a builtin function takes 0.3 us less than one by ctypes.
     """
-    method = _Method(b"run_on_tensors", launch.starters()[2].address, _TAKES_ONE, None)
+    run = launch.starters().run_on_tensors
+    if run is None:
+        raise RuntimeError("this Python lacks functions that `python_call` calls")
+    method = _Method(b"run_on_tensors", run.address, _TAKES_ONE, None)
     objects = ctypes.py_object, ctypes.py_object
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, *objects)(
         ("PyCFunction_NewEx", ctypes.pythonapi)

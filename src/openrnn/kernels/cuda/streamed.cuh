@@ -23,15 +23,15 @@ INLINE constexpr int shared_number(int fragment) {
 }
 
 struct Streamed {
-    uint4* memory;  // this lane's part of fragment 0: its lower 8 rows, 512 bytes on its upper 8
+    uint4* memory;  // this lane's part of fragment 0: half of its K, 512 bytes on the other half
     uint4 ahead[STREAM_DEPTH > 0 ? STREAM_DEPTH : 1][2];
 
     // warp: of all in the launch
     INLINE Streamed(void* all, int64 warp, int lane)
         : memory(static_cast<uint4*>(all) + warp * (STREAMED_FRAGMENTS * 64) + lane) {}
 
-    INLINE void store(int number, uint4 lower, uint4 upper) const {
-        memory[number * 64] = lower, memory[number * 64 + 32] = upper;
+    INLINE void store(int number, uint4 first, uint4 second) const {
+        memory[number * 64] = first, memory[number * 64 + 32] = second;
     }
     INLINE static uint4 read(const uint4* place) {
         uint4 found;
@@ -44,14 +44,15 @@ struct Streamed {
         uint4 (&place)[2] = ahead[number % STREAM_DEPTH];
         place[0] = read(memory + number * 64), place[1] = read(memory + number * 64 + 32);
     }
-    // the first ones of a step
+    // the first ones of a step; what the lane stored is stored before
     INLINE void begin() {
+        if (STREAM_DEPTH > 0) asm volatile("" ::: "memory");
         #pragma unroll
         for (int number = 0; number < STREAM_DEPTH; ++number) ask_for(number);
     }
     // the next fragment, by its number; then a later one is asked for
-    INLINE void take(int number, uint4& lower, uint4& upper) {
-        lower = ahead[number % STREAM_DEPTH][0], upper = ahead[number % STREAM_DEPTH][1];
+    INLINE void take(int number, uint4& first, uint4& second) {
+        first = ahead[number % STREAM_DEPTH][0], second = ahead[number % STREAM_DEPTH][1];
         if (number + STREAM_DEPTH < STREAMED_FRAGMENTS) ask_for(number + STREAM_DEPTH);
     }
 };
