@@ -88,6 +88,13 @@ def cases() -> Iterator[Case]:
     yield {"cell": "peephole_lstm", "hidden": 64, "steps": 1}
 
 
+def streaming(cell: Traced, dtype: str, config: KernelConfig) -> KernelConfig:
+    """A grid with half as much of R in registers, which reads half of the rest from memory."""
+    held = config.register_fragments // 2
+    rest = config.fragments(cell, dtype) - held
+    return replace(config, register_fragments=held, streamed_fragments=-(-rest // 2))
+
+
 def run(
     cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
@@ -128,19 +135,15 @@ def run(
     def none(*_: object, **__: object) -> tuple[()]:
         return ()
 
-    def streaming(
+    def grids(
         rank: Callable[..., tuple[KernelConfig, ...]], cell: Traced, dtype: str, *rest: object,
         **more: object,
     ) -> tuple[KernelConfig, ...]:  # fmt: skip
-        grids = (
-            one for one in rank(cell, dtype, *rest, **more) if one.clusters > 1 and not one.wgmma
-        )
-        return tuple(
-            replace(one.with_registers(0), streamed_fragments=-(-one.fragments(cell, dtype) // 2))
-            for one in grids
-        )
+        every = rank(cell, dtype, *rest, **more)
+        some = (one for one in every if one.clusters > 1 and not one.wgmma)
+        return tuple(streaming(cell, dtype, one) for one in some)
 
-    of_grids = {name: partial(streaming, getattr(plan, name)) for name in ("forward", "backward")}
+    of_grids = {name: partial(grids, getattr(plan, name)) for name in ("forward", "backward")}
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
         patch.object(schedules, "edges_of_both", lambda *_: edges) if cut else nullcontext(),

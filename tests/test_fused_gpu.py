@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from sanitize import streaming
 
 import openrnn
 from openrnn import cells, dispatch, memo
@@ -162,12 +163,6 @@ def family(monkeypatch, request):
     def forget():
         kernels.kernel.cache_clear()
         memo.clear()
-
-    def streaming(cell, dtype, config):
-        """Half as much of R in registers, and half of the rest read from memory."""
-        held = config.register_fragments // 2
-        rest = config.fragments(cell, dtype) - held
-        return replace(config, register_fragments=held, streamed_fragments=-(-rest // 2))
 
     def only(rank, *asked, **more):
         low_register = {"low_register": request.param.startswith("low-register")}
