@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import openrnn
@@ -754,3 +755,13 @@ def test_calls_with_lengths_are_not_remembered_on_a_cpu(hits):
             module(x, lengths=lengths)
             module(torch.nn.utils.rnn.pack_padded_sequence(x, lengths + 1, enforce_sorted=False))
     assert hits == [0]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_profiler_shows_every_call(grad):
+    """The first one, and those that repeat it and run no operator of torch's."""
+    module, x = openrnn.LSTM(3, 4), torch.randn(5, 2, 3)
+    with torch.set_grad_enabled(grad), profile(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(4):
+            module(x)
+    assert {event.key: event.count for event in seen.key_averages()}["openrnn::forward"] == 4

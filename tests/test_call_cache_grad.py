@@ -296,6 +296,19 @@ def test_memory_that_shrank_since_is_seen(hits):
     assert hits["memory"] == 1
 
 
+@pytest.mark.parametrize("left", [0, 8], ids=["freed", "shrunk"])
+def test_outputs_that_shrank_since_are_seen(hits, left):
+    module, x = layer(), drawn(T, B, WIDTH)
+    for _ in range(2):
+        gradients(module, x, None)
+    y = module(x)[0]
+    total = y.sum()
+    y.untyped_storage().resize_(left)
+    with pytest.raises(ValueError, match="y must have memory"):
+        total.backward()
+    assert hits["memory"] == 1
+
+
 def test_inference_and_training_in_turn(hits):
     """A call that records is not answered by one that does not, nor the other way round."""
     module, x = layer(), drawn(T, B, WIDTH)

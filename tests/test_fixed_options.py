@@ -190,6 +190,45 @@ def test_a_users_class_registers_what_it_likes_under_our_names():
     assert layer(torch.randn(3, 2, 4))[0].shape == (3, 2, 5)
 
 
+def test_a_name_of_a_users_own_class_is_not_ours_to_give():
+    class Own(openrnn.LSTM):
+        def precision(self):
+            return 1
+
+    layer = Own(3, 4)
+    with pytest.raises(KeyError, match="already exists"):
+        layer.register_buffer("precision", torch.ones(1))
+    assert layer.precision() == 1
+
+    class Early(openrnn.LSTM):
+        def __init__(self):
+            self.register_buffer("scale", torch.ones(1))
+
+    with pytest.raises(AttributeError, match=r"before Module.__init__\(\) call"):
+        Early()
+
+
+def test_a_converted_class_of_a_user_has_no_more_attributes_than_before():
+    class Flips(torch.nn.LSTM):
+        def forward(self, x, hx=None):
+            return super().forward(x.flip(0) if getattr(self, "reverse", True) else x, hx)
+
+    net, x = torch.nn.Sequential(Flips(3, 4)), torch.randn(5, 2, 3)
+    wanted = net(x)[0]
+    openrnn.convert(net, quiet=True)
+    assert isinstance(net[0], openrnn.LSTM)
+    assert torch.allclose(net(x)[0], wanted, atol=1e-6)
+    assert not hasattr(net[0], "precision")
+
+
+def test_an_option_may_be_set_to_what_the_constructor_got():
+    layer = openrnn.LSTM(3, 4, cell_clip=3.0, precision=None)
+    layer.cell_clip, layer.precision = 3.0, None
+    layer.cell_clip, layer.precision = (-3.0, 3.0), "default"
+    with pytest.raises(AttributeError, match="cell_clip=2"):
+        layer.cell_clip = 2.0
+
+
 def test_copies_keep_options_fixed():
     layer = openrnn.GRU(3, 4, num_layers=2)
     for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):

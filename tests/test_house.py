@@ -27,7 +27,7 @@ HEAVY = {
 }
 
 FLOORS = [  # bottom up: a room imports only from floors below its own, and from itself
-    {"memo", "progress", "rounds"},
+    {"memo", "profiled", "progress", "rounds"},
     {
         "cores",
         "digest",

@@ -123,6 +123,8 @@ def explain(
                 capability=_capability(capability), reset_state=reset_state,
             )
         )  # fmt: skip
+    if measure and where.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"measure=True runs the call, which needs {where}: torch finds no GPU")
     table = dispatch.with_elsewhere(dispatch.explain(problem, name), name)
     if table.chosen:
         notes += _derivatives(problem, table.chosen, where)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrnn import arguments, problem_key, time_reversed
+from openrnn import arguments, problem_key, profiled, time_reversed
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, result_shapes
 from openrnn.dispatch import BACKENDS, place_of, select
@@ -47,7 +47,8 @@ def _flat(out: Outputs) -> list[Tensor]:
 
 def eager(route: Route, *inputs: Any) -> list[Tensor]:
     """A forward where no gradient is recorded."""
-    return _flat(time_reversed.forward(BACKENDS[route.constants.backend], call_of(route, inputs)))
+    backend, call = BACKENDS[route.constants.backend], call_of(route, inputs)
+    return _flat(profiled.named("openrnn::forward", time_reversed.forward, backend, call))
 
 
 def _forward(*args: Any) -> list[Tensor]:

@@ -82,11 +82,19 @@ class AutogradCall:
         return found
 
     def _kept(self, outputs: Sequence[Tensor]) -> bool:
-        """Whether y and the reserve are what forward made, and not what a hook made of them."""
+        """Whether y and the reserve are what forward made, and not what a hook made of them.
+
+        All of it: their storages may have shrunk since.
+        """
         kinds = [(output.shape, output.dtype) for output in outputs]
         if kinds != self.run.saved or not tensors.is_plain(*outputs):
             return False
-        return all(output.is_contiguous() for output in outputs)
+        return all(
+            output.is_contiguous()
+            and len(output.untyped_storage())
+            >= output.nbytes + output.storage_offset() * output.itemsize
+            for output in outputs
+        )
 
     def _general_backward(
         self,

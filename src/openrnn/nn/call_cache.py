@@ -19,6 +19,7 @@ from openrnn.nn import autocast
 from openrnn.nn.apply_warning import WarnsOnApply
 from openrnn.nn.autograd_call import AutogradCall
 from openrnn.nn.call_guard import CallGuard, can_guard, has_unguarded_mode, is_unobserved
+from openrnn.profiled import is_profiled, named
 
 KEYS = 256  # that a module remembers
 CALLS = 4  # of each key: recorded or not, in inference mode or not, of other strides
@@ -109,7 +110,10 @@ class CallCache:
                 if not run.ready(every):  # a seed that nothing uses would change those that follow
                     continue
                 given = (*every, philox.draw(x.device))
-            made = run.__call__(given)
+            if is_profiled():
+                made = named("openrnn::forward", run.__call__, given)
+            else:
+                made = run.__call__(given)
             if made is not None:
                 return made
         return None
