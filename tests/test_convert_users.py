@@ -520,7 +520,8 @@ def test_a_class_has_names_of_options_for_itself():
     assert isinstance(module.wavefront, nn.Linear)
     assert torch.equal(module.reverse(x), x.flip(0))
     assert plain.recompute == 1
-    assert (module.cell_clip, plain.cell_clip) == (None, None)
+    assert plain.cell_clip is None
+    assert not hasattr(module, "cell_clip")  # a class of torch's has none: it may ask for that
 
 
 def test_a_derived_class_is_of_torch_already():

@@ -326,7 +326,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
     asked = []
     monkeypatch.setattr(schedules, "edges", lambda layer, *given: asked.append(given) or [])
     config = SimpleNamespace(
-        clusters=1, is_cooperative=False, sum_parts=lambda batch: 1, stepwise=False,
+        clusters=1, is_cooperative=False, sum_parts=lambda batch: 1, reads_r=False,
         kind="backward" if wants else "forward",
     )  # fmt: skip
     monkeypatch.setattr(kernels, "kernel", lambda *_: (None, config))

@@ -274,7 +274,7 @@ def check(spec: Spec) -> None:
         raise ValueError(f"cell_clip needs a cell that clips a state, {known.name} has none")
     if spec.proj_size and _reads_emitted(known):
         raise ValueError(
-            f"a projection needs a cell that does not read its emitted state, as the LSTM, "
+            f"a projection needs a cell that does not read its emitted state, such as an LSTM; "
             f"{known.name} does"
         )
 
