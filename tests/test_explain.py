@@ -374,3 +374,25 @@ def test_an_x_of_another_dtype_than_the_layer():
     assert says in str(openrnn.explain(layer, x, quiet=True))
     assert "refuses this x" not in str(openrnn.explain(layer, x, dtype="float64", quiet=True))
     assert "refuses this x" not in str(openrnn.explain(layer, x.float(), quiet=True))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_masks_that_a_call_would_refuse_are_refused(batch_first):
+    layer = openrnn.LSTM(3, 4, batch_first=batch_first)
+    x = torch.randn(2, 6, 3) if batch_first else torch.randn(6, 2, 3)
+    mask = torch.zeros(x.shape[:2], dtype=torch.bool)
+    assert openrnn.explain(layer, x, lengths=torch.tensor([6, 0]), reset=mask, quiet=True).chosen
+    for given, words in (
+        ({"lengths": torch.tensor([9, 9])}, "lengths must be in"),
+        ({"lengths": torch.tensor([1.5, 2.0])}, "lengths must be integers"),
+        ({"reset": mask.T}, "reset must have shape"),
+        ({"reset": mask + 2}, "reset must be bool or have only 0 and 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            openrnn.explain(layer, x, quiet=True, **given)
+
+
+def test_what_no_gpu_is_there_for_is_not_measured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="measure=True runs the call"):
+        openrnn.explain(openrnn.LSTM(3, 4), device="cuda", capability=(9, 0), measure=True)

@@ -68,8 +68,9 @@ def explain(
 
     Raises:
         TypeError: what is none of these.
-        ValueError: x does not fit the layer, dtype, device or capability is none, reset_state comes
-            without reset, or a schedule lacks T and B.
+        ValueError: x does not fit the layer, lengths or reset are none of x, dtype, device or
+            capability is none, reset_state comes without reset, a schedule lacks T and B, or there
+            is no GPU to measure on.
 
     Example:
         >>> import openrnn
@@ -82,6 +83,7 @@ def explain(
         'fused'
     """
     notes: list[str] = []
+    _check_masks(isinstance(what, Layer) and what.batch_first, x, lengths, reset)
     lengths, reset, reset_state = map(_passed, (lengths, reset, reset_state))
     if reset_state and not reset:
         raise ValueError("explain got reset_state=True without reset=True, needs both")
@@ -215,6 +217,18 @@ def _spec(what: object) -> Spec:
     elif isinstance(what, torch.nn.Module):
         hint = "; give one of its layers"
     raise TypeError(f"what must be a layer of openrnn, a Spec or a Problem, got {got}{hint}")
+
+
+def _check_masks(batch_first: bool, x: Any, lengths: object, reset: object) -> None:
+    """Raises ValueError where a call of a dense x would refuse these masks."""
+    if not isinstance(x, Tensor) or x.is_nested or x.dim() != 3:
+        return
+    major = x.transpose(0, 1) if batch_first else x
+    if isinstance(lengths, Tensor):
+        functional.check_lengths(lengths, major)
+    if isinstance(reset, Tensor):
+        mask = functional.transposed_mask(reset) if batch_first else reset
+        functional.check_reset(mask, major)
 
 
 def _passed(given: object) -> bool:
