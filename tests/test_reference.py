@@ -565,3 +565,17 @@ def test_states_keep_their_dtype_whatever_a_cell_promotes():
     layer = openrnn.Recurrent(promoting, 3, 4, dtype=torch.bfloat16, backend="reference")
     y, (h, c) = layer(torch.ones(5, 2, 3, dtype=torch.bfloat16))
     assert (y.dtype, h.dtype, c.dtype) == (torch.bfloat16,) * 3
+
+
+def test_infinite_states_of_rows_that_have_ended_count_for_nothing():
+    """Their later steps do not exist: 0 times inf is in no gradient."""
+    torch.manual_seed(0)
+    layer, x = openrnn.RNN(3, 4, nonlinearity="relu", backend="reference"), torch.randn(3, 2, 3)
+    x[0, 0, 1] = torch.inf
+    y, _ = layer(x, lengths=torch.tensor([1, 3]))
+    y.backward(torch.ones_like(y))
+    found = layer.weight_hh_l0.grad
+    layer.zero_grad()
+    y, _ = layer(x[:, 1:])  # the other row alone; the first step of a row multiplies no state
+    y.backward(torch.ones_like(y))
+    assert torch.allclose(found, layer.weight_hh_l0.grad)

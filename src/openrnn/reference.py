@@ -89,12 +89,14 @@ def _run_chain(
             boundary = boundary & active
         if boundary is not None and not reverse:
             states = choose(boundary, reset_states, states)
-        new = step(parts[t], states)
-        if active is not None:
-            after.append(tuple(torch.where(active, state, 0) for state in new))
-            new = choose(active, new, states)
-        else:
+        if active is None:
+            new = step(parts[t], states)
             after.append(new)
+        else:
+            # infinite states of rows that have ended would make gradients nan
+            new = step(parts[t], _where(active, states))
+            after.append(_where(active, new))
+            new = choose(active, new, states)
         if boundary is not None and reverse:
             new = choose(boundary, reset_states, new)
         states = new
@@ -105,6 +107,11 @@ def _run_chain(
         for k, width in enumerate(spec.state_sizes)
     ]
     return states, all_states
+
+
+def _where(active: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The states of active rows, zeros in others."""
+    return tuple(torch.where(active, state, 0) for state in states)
 
 
 def choose(where: Tensor, a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
