@@ -135,6 +135,8 @@ def _refused(
     why = not_a_sentence(error)
     if plan.ambient == "save_on_cpu" and why == "not raised by us":
         raise Unfit("torch's hooks")
+    if plan.ambient == "anomaly" and "returned nan values" in said:
+        raise Unfit("anomaly mode, which says so of nan gradients")
     if plan.way == "batched_grads" and (plan.ambient or _wrapped(plan)):
         raise Unfit("torch has no batching rule for what its own modes and wrappers ask")
     torchs, torch_error = _torch(plan, odd, say)
