@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 import openrnn
 from openrnn import cells, dispatch
 from openrnn.errors import NoBackendError
+from openrnn.native import nvrtc
 
 
 def chosen(table):
@@ -264,6 +265,22 @@ def test_what_a_gpu_that_is_absent_would_run(monkeypatch, layer, asked, elsewher
     there = dispatch.with_elsewhere(dispatch.explain(table.problem, name), name)
     assert there.elsewhere is None
     assert there.chosen == (elsewhere or table.chosen)
+
+
+@pytest.mark.skipif(nvrtc.absent() is not None, reason=f"cannot compile: {nvrtc.absent()}")
+def test_kernels_of_a_gpu_that_is_absent_are_described(monkeypatch):
+    gone = {"fused": "no GPU", "cudnn": "no GPU"}
+    monkeypatch.setattr(dispatch, "_absent", gone.get)
+    asked = {"device": "cuda", "capability": (9, 0), "grad": True, "quiet": True}
+    layer = openrnn.LSTM(4, 64)
+    row = next(row for row in openrnn.explain(layer, **asked).rows if row.backend == "fused")
+    assert row.reasons == ("no GPU",)
+    assert [line.split(":")[0] for line in row.details] == ["forward", "backward"]
+    assert all("us a step by the model" in line for line in row.details)
+    monkeypatch.setattr(nvrtc, "absent", lambda: "package cuda-core is not installed")
+    row = next(row for row in openrnn.explain(layer, **asked).rows if row.backend == "fused")
+    (line,) = row.details
+    assert line.startswith("its kernels cannot be compiled here")
 
 
 def test_says_which_derivatives_are_the_references():

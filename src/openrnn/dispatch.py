@@ -1,5 +1,6 @@
 """Which backend runs a problem, and why each other one does not."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,7 @@ from openrnn.backends.cudnn import Cudnn
 from openrnn.backends.fused import Fused
 from openrnn.cells import lookup
 from openrnn.codegen.check import check_elementwise
-from openrnn.errors import NoBackendError, warn_user
+from openrnn.errors import NoBackendError, OpenRNNError, warn_user
 from openrnn.memo import memo
 from openrnn.printed import Printed
 from openrnn.reference import Reference
@@ -170,12 +171,18 @@ def with_elsewhere(table: Table, name: str = "auto") -> Table:
 
 
 def described(table: Table, *more: str) -> Table:
-    """The table with how the chosen backend would run, and more lines."""
+    """The table with how the chosen backend would run, and more lines.
+
+    And how that of `Table.elsewhere` would, as far as it can be told without its device.
+    """
     rows = []
     for row in table.rows:
         lines: tuple[str, ...] = ()
+        backend = BACKENDS[row.backend]
+        if row.backend == table.elsewhere:
+            with suppress(OpenRNNError):  # as where a compiler does not know the device
+                lines = tuple(backend.describe(table.problem))
         if row.chosen:
-            backend = BACKENDS[row.backend]
             lines = (*backend.describe(table.problem), *more)
             if table.problem.spec.reverse and not backend.reverses:
                 lines = (*lines, "sequences are turned before it and y after it: it runs forward")

@@ -49,8 +49,8 @@ def explain(
             jagged nested tensor have lengths.
         dtype, device: by default those of x, then of the layer's parameters, then float32 and cpu;
             under autocast its dtype, which a layer's call has. A dtype may be its name. "cuda" need
-            not be in this machine: the last line then says which backend would run on one that
-            has it, as `elsewhere` of the result does.
+            not be in this machine: the table then says how our kernels would run it, and the last
+            line which backend would on a machine that has it, as `elsewhere` of the result does.
         capability: compute capability to suppose, such as (9, 0); by default the device's own.
         grad: gradients are wanted; by default where torch's grad mode is on and x or a parameter of
             the layer requires one. A spec's parameters are taken to.

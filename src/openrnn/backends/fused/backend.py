@@ -119,6 +119,8 @@ class Fused(Backend):
 
     def describe(self, problem: Problem) -> list[str]:
         """The configuration, registers and expected time of each kernel."""
+        if why := nvrtc.absent():
+            return [f"its kernels cannot be compiled here, to be described: {why}"]
         return describe(problem)
 
     def schedule(self, problem: Problem, device: torch.device) -> list[str]:
