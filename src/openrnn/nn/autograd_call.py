@@ -89,12 +89,7 @@ class AutogradCall:
         kinds = [(output.shape, output.dtype) for output in outputs]
         if kinds != self.run.saved or not tensors.is_plain(*outputs):
             return False
-        return all(
-            output.is_contiguous()
-            and len(output.untyped_storage())
-            >= output.nbytes + output.storage_offset() * output.itemsize
-            for output in outputs
-        )
+        return all(output.is_contiguous() and tensors.has_storage(output) for output in outputs)
 
     def _general_backward(
         self,
