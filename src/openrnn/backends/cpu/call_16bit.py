@@ -14,7 +14,7 @@ from torch import Tensor
 from openrnn.backends.base import Call, ModuleCache, Shapes
 from openrnn.backends.cpu.arena import ARENA, MIN_ARENA_ELEMENTS
 from openrnn.backends.cpu.backward import BackwardProgram
-from openrnn.backends.cpu.program import Launch, SlotRef
+from openrnn.backends.cpu.program import Launch, Program, SlotRef
 from openrnn.backends.cpu.program_call import ProgramCall, ProgramGradCall
 from openrnn.backends.cpu.rounding import backward_reads_in_place, reads_in_place
 from openrnn.backends.cpu.tensors import converted, gate_matrices, readable
@@ -107,9 +107,9 @@ class CachedFloat32Parameter(CachedByDigest):
 class _Float32GradCall(ProgramGradCall):
     """The passes in float32, whose results lie in the arena: they are converted at once."""
 
-    def __init__(self, call: Call, output_shapes: Shapes, input_shapes: Shapes) -> None:
-        super().__init__(call, output_shapes, input_shapes)
-        self._use(self._program.lent(len(output_shapes), MIN_ARENA_ELEMENTS, ARENA.take))
+    def _forward(self, output_shapes: Shapes) -> Program:
+        program = super()._forward(output_shapes)
+        return program.lent(len(output_shapes), MIN_ARENA_ELEMENTS, ARENA.take)
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> BackwardProgram:
         made = super()._backward(needs, given)

@@ -20,13 +20,12 @@ class ProgramCall:
         self.key = program_key(call)
         self.strides = call.x.stride()[:2]
         self._threads, self._cache = self.key.threads, cache
-        self._use(self.shaped(forwards.program(self.key), dict(enumerate(output_shapes))))
-
-    def _use(self, program: Program) -> None:
-        """Makes the program that of the call."""
-        self._program = program
+        self._program = self._forward(output_shapes)
         given = len(slots(self.key)) - len(self.strides)
-        self._on_tensors = program.on_tensors(self.strides, given)
+        self._on_tensors = self._program.on_tensors(self.strides, given)
+
+    def _forward(self, output_shapes: Shapes) -> Program:
+        return self.shaped(forwards.program(self.key), dict(enumerate(output_shapes)))
 
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
