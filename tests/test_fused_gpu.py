@@ -136,6 +136,9 @@ def test_sizes_of_which_a_part_is_read_from_memory(cell, hidden, batch, dtype):
 
 FAMILIES = {
     "two-stages": lambda config: config.clusters == 1 and not config.wgmma,
+    "clusters-of-3": lambda config: config.clusters == 1 and config.cluster == 3,
+    "clusters-of-7": lambda config: config.clusters == 1 and config.cluster == 7,
+    "clusters-of-10": lambda config: config.clusters == 1 and config.cluster == 10,
     "grid": lambda config: config.clusters > 1 and not config.wgmma,
     "wgmma": lambda config: config.clusters == 1 and config.wgmma,
     "wgmma-grid": lambda config: (

@@ -33,12 +33,13 @@ from openrnn.codegen.config import (
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS, PLAIN
-from openrnn.native import cublaslt
+from openrnn.native import cublaslt, nvrtc
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import MAIN, BeginLayer
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, wavefront
+from openrnn.tuning.cluster import blocks_of_multiprocessor
 from openrnn.tuning.limits import Limits
 
 GRIDS = {
@@ -311,7 +312,9 @@ def test_kernels_that_schedules_choose_are_known_by_values(
         config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops, layers)[
             0
         ]
-        return SimpleNamespace(max_clusters=Limits.of((9, 0), 132).clusters(config.cluster)), config
+        shared = 1 if config.is_cooperative else blocks_of_multiprocessor(cell, dtype, config)
+        places = Limits.of((9, 0), 132).clusters(config.cluster)
+        return SimpleNamespace(max_clusters=shared * places), config
 
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(kernels, "kernel", kernel)
@@ -541,3 +544,43 @@ def test_explain_lists_what_is_launched(monkeypatch, launched, grad):
     ]
     assert lines.count("main  dropout  of the output  layer 0") == (2 if grad else 1)
     assert ("backward, where all gradients are wanted:" in lines) == grad
+
+
+@pytest.mark.parametrize(
+    ("held", "clusters"),
+    [({}, [6]), ({6: 15}, [6, 8]), (dict.fromkeys(range(1, 17), 7), [6, 8, 5])],
+    ids=["as planned", "fewer of 6", "fewer of all"],
+)
+def test_a_device_that_holds_fewer_clusters_than_planned(monkeypatch, held, clusters):
+    """16 clusters of 6 blocks are the quickest for 128 rows, unless they take two rounds.
+
+    Where others would take more rounds than planned, too, the first one is taken, after three. Two
+    loops at once always have places for all of their clusters.
+    """
+    tried = []
+
+    def binary(cell, dtype, config, arch, spin_limit=0):
+        return SimpleNamespace(resources=nvrtc.Resources(32, 0), config=config)
+
+    def loaded(made, cluster, threads, shared, device, cooperative=False):
+        tried.append(made.config)
+        places = Limits.of((9, 0), 132).clusters(cluster)
+        return SimpleNamespace(max_clusters=held.get(cluster, places))
+
+    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="a device")
+    monkeypatch.setattr(kernels, "binary", binary)
+    monkeypatch.setattr(nvrtc, "loaded", loaded)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    kernels.kernel.cache_clear()
+    asked = "forward", trace(cells.lstm), "bfloat16", 256, 16, ("save",), 0
+    _, config = kernels.kernel(*asked)
+    assert [one.cluster for one in tried[: len(clusters)]] == clusters
+    assert len(tried) <= kernels.MOST_TRIED
+    assert config == tried[0 if held.get(8) else -1]
+    if held.get(8):
+        with pytest.raises(kernels.NoKernelError, match="for 2 loops of 1 layers at once"):
+            kernels.kernel(*asked, loops=2)
+    else:
+        kernel, config = kernels.kernel(*asked, loops=2)
+        assert 2 * plan.clusters_of(config, 128) <= kernel.max_clusters
+    kernels.kernel.cache_clear()

@@ -32,6 +32,7 @@ from openrnn import cells, memo
 from openrnn.backends.fused import kernels
 from openrnn.nn.call_cache import CallCache
 from openrnn.tuning import measured, multicast, single_step
+from openrnn.tuning.limits import Limits
 
 pytestmark = pytest.mark.gpu
 BF16, FP16, TF32 = torch.bfloat16, torch.float16, torch.float32
@@ -369,6 +370,25 @@ def test_sizes_of_clusters(cell, hidden, layers, dtype, batches):
         for steps in (1, 2, 5, 37):
             x = drawn(steps, batch, WIDTH, dtype=dtype)
             agree(net, x, states_of(net, batch, dtype) if steps % 2 else (), slack=slack)
+
+
+@in_clusters
+@any_steps
+@pytest.mark.parametrize("blocks", [3, 5, 6, 7, 10, 14])
+@pytest.mark.parametrize(
+    ("cell", "hidden", "dtype"), [(cells.lstm, 136, BF16), (cells.gru, 113, TF32)], ids=named
+)
+def test_clusters_of_so_many_blocks(monkeypatch, cell, hidden, dtype, blocks):
+    """17 and 15 groups of units, dealt out unevenly to most; several clusters have rows."""
+    splits = Limits.splits
+    monkeypatch.setattr(
+        Limits, "splits", lambda *asked: (one for one in splits(*asked) if one[0] == blocks)
+    )
+    memo.clear()
+    net = stack_of(cell, hidden, 2, dtype)
+    for steps in (1, 2, 5, 37):
+        x = drawn(steps, 41, WIDTH, dtype=dtype)
+        agree(net, x, states_of(net, 41, dtype) if steps % 2 else ())
 
 
 @pytest.mark.parametrize("layers", [2, 3])

@@ -6,6 +6,7 @@ The model counts cycles of one multiprocessor.
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from math import log2
 from typing import NamedTuple
 
 from openrnn.codegen.bounds import half_operands
@@ -44,14 +45,6 @@ _WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # cycles of one wgmma: for each tile of 8
 _WAIT = 450.0  # cycles of a step in which another block of the multiprocessor may run
 
 
-def _clusters(units: int, limits: Limits) -> Iterator[tuple[int, int]]:
-    """Blocks of a cluster, and the most groups that one of them owns."""
-    groups = units // 8
-    for cluster in (1, 2, 4, 8, 16):
-        if cluster <= min(limits.cluster, groups):
-            yield cluster, -(-groups // cluster)
-
-
 def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[ForwardConfig]:
     """Every forward kernel of a block or cluster that fits.
 
@@ -60,7 +53,7 @@ def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[F
     faster to 2% slower; for other kernels it was mostly slower.
     """
     half = half_operands(cell, dtype)
-    for cluster, block_groups in _clusters(units, limits):
+    for cluster, block_groups in limits.splits(units):
         kinds = [(tiles, in_flight, 1) for tiles, in_flight in product((1, 2, 4), (1, 2))]
         kinds += [(tiles, 1, 4) for tiles in (2, 3, 4, 8) if limits.wgmma]
         for groups, (tiles, in_flight, warpgroup) in product((1, 2, 3, 4), kinds):
@@ -84,7 +77,7 @@ def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[F
 
 def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[BackwardConfig]:
     """Every backward kernel of a block or cluster that fits."""
-    for cluster, groups in _clusters(units, limits):
+    for cluster, groups in limits.splits(units):
         kinds = [(tiles, in_flight, False) for tiles, in_flight in product((1, 2), (1, 2))]
         kinds += [(tiles, 1, True) for tiles in (2, 3, 4) if limits.wgmma]
         for warps, (tiles, in_flight, wgmma) in product((4, 8, 12, 16), kinds):
@@ -131,7 +124,7 @@ def cycles(cell: Traced, dtype: str, config: KernelConfig) -> float:
         + cells * (quarter * (cost.cell + wide) + values * cost.value)
     )  # fmt: skip
     if config.cluster > 1:
-        found += cost.cluster + cost.double * (config.cluster.bit_length() - 1)
+        found += cost.cluster + cost.double * log2(config.cluster)
         found += cost.byte * exchanged
     return found * cost.wgmma if config.wgmma else found
 

@@ -30,7 +30,7 @@ class _Costs(NamedTuple):
 
     step: float  # of every step
     cluster: float  # more, in a cluster
-    sixteen: float  # and in one of 16 blocks
+    wide_cluster: float  # and in one of more than 8 blocks
     mma: float  # for each mma of a quarter of a multiprocessor
     load: float  # for each 128 bytes of shared memory
     cell: float  # for each cell function, of two cells a lane
@@ -43,12 +43,12 @@ class _Costs(NamedTuple):
 
 
 _FORWARD = _Costs(
-    step=483, cluster=138, sixteen=300, mma=8.4, load=0.86, cell=22, value=43, wide=140, byte=0.012,
-    poll=24.5, device=10, float32=1.0,
+    step=483, cluster=138, wide_cluster=300, mma=8.4, load=0.86, cell=22, value=43, wide=140,
+    byte=0.012, poll=24.5, device=10, float32=1.0,
 )  # fmt: skip
 _BACKWARD = _Costs(
-    step=366, cluster=0, sixteen=0, mma=14.4, load=0.79, cell=68, value=30.6, wide=184, byte=0.06,
-    poll=49, device=126, float32=1.2,
+    step=366, cluster=0, wide_cluster=0, mma=14.4, load=0.79, cell=68, value=30.6, wide=184,
+    byte=0.06, poll=49, device=126, float32=1.2,
 )  # fmt: skip
 # registers of a thread besides R: an input warp holds what it polls for
 _TAKEN = 72
@@ -69,7 +69,7 @@ def forwards(
 ) -> Iterator[ClusterStackForwardConfig]:
     """Every such forward kernel that fits."""
     half = half_operands(cell, dtype)
-    for blocks, block_groups in _clusters(units, limits):
+    for blocks, block_groups in _splits(units, limits):
         for groups, tiles in product((1, 2, 3, 4), (1, 2)):
             warps = -(-block_groups // groups)
             if warps > _MOST_WARPS or (groups > 1 and block_groups < groups):
@@ -85,7 +85,7 @@ def backwards(
     cell: Traced, dtype: str, units: int, limits: Limits, layers: int
 ) -> Iterator[ClusterStackBackwardConfig]:
     """Every such backward kernel that fits."""
-    for blocks, groups in _clusters(units, limits):
+    for blocks, groups in _splits(units, limits):
         for warps, tiles in product((2, 4, 8), (1, 2)):
             config = ClusterStackBackwardConfig(
                 units, blocks, warps, groups, tiles, 1, 0, layers=layers
@@ -95,13 +95,9 @@ def backwards(
             yield from _filled(config, cell, dtype, states, limits)
 
 
-def _clusters(units: int, limits: Limits) -> Iterator[tuple[int, int]]:
-    """Blocks of a cluster, and the most groups that one of them owns."""
-    groups = units // 8
-    known = limits.wgmma  # 9.0: elsewhere nothing was measured
-    for blocks in (1, 2, 4, 8, 16):
-        if known and blocks <= min(limits.cluster, groups):
-            yield blocks, -(-groups // blocks)
+def _splits(units: int, limits: Limits) -> Iterator[tuple[int, int]]:
+    """See `Limits.splits`; none on devices other than those of 9.0, where nothing was measured."""
+    return limits.splits(units) if limits.wgmma else iter(())
 
 
 def _filled(
@@ -139,7 +135,7 @@ def step_cycles(
     polls = -(-8 * config.tiles * row // (16 * 32 * config.warps))
     wide = cost.wide if SIZES[dtype] == 4 else 0.0
     found = cost.step + (cost.cluster if config.cluster > 1 else 0.0)
-    found += cost.sixteen if config.cluster == 16 else 0.0
+    found += cost.wide_cluster if config.cluster > 8 else 0.0
     found += fragments * config.tiles * quarter * cost.mma + loads * cost.load
     found += cells * (quarter * (cost.cell + wide) + values * cost.value)
     found += exchanged * cost.byte + polls * cost.poll

@@ -52,9 +52,14 @@ _BACKWARD = _GridCosts(
 )  # fmt: skip
 
 
+_CLUSTERS = (1, 2, 4, 8, 16)  # blocks; clusters of other sizes leave more multiprocessors idle
+
+
 def _splits(units: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
     """Blocks of a cluster, clusters that share R, and groups of each cluster."""
     for cluster, places in limits.places:
+        if cluster not in _CLUSTERS:
+            continue
         found = set()
         for copies in (1, 2, 4):  # of R, that the device holds
             if places // copies < 2:

@@ -13,8 +13,11 @@ Config = TypeVar("Config", bound=KernelConfig)
 _SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227,
            (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # fmt: skip
 _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
-# clusters of 1, 2, 4, 8 and 16 blocks that an H200 holds at once, one block a multiprocessor
-_H200 = ((1, 132), (2, 66), (4, 30), (8, 15), (16, 7))
+# blocks of a cluster, and how many such clusters an H200 holds at once, one block a multiprocessor
+_H200 = (
+    (1, 132), (2, 66), (3, 39), (4, 30), (5, 22), (6, 17), (7, 15), (8, 15),
+    (10, 7), (12, 7), (14, 7), (16, 7),
+)  # fmt: skip
 # clusters of a grid must all be resident: how many are is known for the large devices
 _PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
 
@@ -48,6 +51,13 @@ class Limits:
     def clusters(self, size: int) -> int:
         """How many clusters of so many blocks the device holds at once; 0 where it is not known."""
         return dict(self.places).get(size, 0)
+
+    def splits(self, units: int) -> Iterator[tuple[int, int]]:
+        """Blocks of a cluster that holds all of R, and the most groups that one of them owns."""
+        groups = units // 8
+        for cluster, _ in _H200:
+            if cluster <= min(self.cluster, groups):
+                yield cluster, -(-groups // cluster)
 
 
 def clusters_at_once(cluster: int) -> int:

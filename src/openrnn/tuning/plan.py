@@ -15,6 +15,7 @@ from openrnn.codegen.config import (
     GridBackwardConfig,
     GridForwardConfig,
     KernelConfig,
+    ceil_div,
 )
 from openrnn.codegen.multicast_config import (
     MulticastBackwardConfig,
@@ -310,6 +311,25 @@ def fits_concurrently(config: KernelConfig, batch: int, loops: int, limits: Limi
     return not config.streamed_fragments and loops * clusters_of(config, batch) <= limits.clusters(
         config.cluster
     )
+
+
+def holds(places: int, config: KernelConfig, batch: int, loops: int) -> bool:
+    """Whether a device that holds so many clusters of a kernel can run so many loops at once."""
+    return places >= (config.clusters if loops == 1 else loops * clusters_of(config, batch))
+
+
+def rounds_beyond(places: int, config: KernelConfig, batch: int, limits: Limits) -> int:
+    """Rounds that a loop's clusters need, one after the other, beyond those that were planned.
+
+    Args:
+        places: clusters that a device holds at once, by its driver; at least `config.clusters`.
+        limits: what was planned with.
+    """
+    planned = limits.clusters(config.cluster) // config.clusters
+    if not planned:
+        return 0
+    copies = ceil_div(batch, config.rows)
+    return max(0, ceil_div(copies, places // config.clusters) - ceil_div(copies, planned))
 
 
 def clusters_of(config: KernelConfig, batch: int) -> int:

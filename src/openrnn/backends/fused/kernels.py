@@ -36,6 +36,7 @@ class NoKernelError(OpenRNNError, RuntimeError):
 
 
 MAX_COMPILED = 12  # ranked configurations that are compiled at most
+MOST_TRIED = 3  # kernels of which the device holds fewer clusters than planned
 FEWER_FRAGMENTS = (0, 1, 2, 5, 9)  # of R in registers than planned, tried in turn
 AT_ONCE = 3  # tries compiled at a time where cores are idle; more are seldom needed
 
@@ -180,6 +181,9 @@ def kernel(
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
+    Devices of one name may hold different numbers of clusters. A kernel whose clusters would need
+    more rounds than planned is passed over, and taken where the next ones would need more, too.
+
     Args:
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
         loops: of how many such loops at once the device is to hold the kernel.
@@ -187,15 +191,24 @@ def kernel(
     """
     about = torch.cuda.get_device_properties(device)
     capability, processors = (about.major, about.minor), about.multi_processor_count
+    limits, batch = Limits.of(capability, processors), 8 * batch_tiles
+    passed_over: list[tuple[nvrtc.CudaKernel, LoopConfig]] = []
     for made, config in fitting(
         kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
         loops, layers,
     ):  # fmt: skip
         shared, cooperative = config.shared(cell, dtype), config.is_cooperative
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
-        if kernel.max_clusters < config.clusters:
+        if not plan.holds(kernel.max_clusters, config, batch, loops):
             continue
-        asked = kind, option_names, cell, dtype, hidden, 8 * batch_tiles, capability, processors
+        if config.stepwise and passed_over:
+            break
+        if not config.stepwise and plan.rounds_beyond(kernel.max_clusters, config, batch, limits):
+            passed_over.append((kernel, config))
+            if len(passed_over) < MOST_TRIED:
+                continue
+            break
+        asked = kind, option_names, cell, dtype, hidden, batch, capability, processors
         if config.stepwise and not plan.ranked(*asked)[0].stepwise:
             warn_user(
                 f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the blocks "
@@ -203,6 +216,8 @@ def kernel(
                 RuntimeWarning,
             )
         return kernel, config
+    if passed_over:  # all are as slow, or nothing is left
+        return passed_over[0]
     raise NoKernelError(
         f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} with {processors} "
         f"multiprocessors holds the blocks of no {kind} kernel for {loops} loops of {layers} "

@@ -64,7 +64,6 @@ constexpr int AT_INPUT_SHARES =
     AT_INPUT_WEIGHTS + (STACK ? WARPS * (ABOVE_FRAGMENTS - ABOVE_HELD) * 1024 : 0);
 constexpr int SHARED_BYTES = AT_INPUT_SHARES + (STACK ? WARPS * SHARE_BYTES : 0);
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
-static_assert(CLUSTER == 1 || CLUSTER % 2 == 0, "shares are added by pairs");
 
 // Short steps run by fours where that was faster: buffers and phases that alternate are constants
 // then, a tenth of the instructions.

@@ -43,7 +43,7 @@ INLINE void add_shares(float (&d_state)[2][STATES], const unsigned char* shares)
     #pragma unroll
     for (int from = 0; from < COUNT; from += 2) {
         const float2 one = *reinterpret_cast<const float2*>(shares + from * NEXT);
-        const float2 other = COUNT > 1
+        const float2 other = from + 1 < COUNT
             ? *reinterpret_cast<const float2*>(shares + (from + 1) * NEXT) : float2{};
         const float low = one.x + other.x, high = one.y + other.y;
         found[0] = from ? found[0] + low : low, found[1] = from ? found[1] + high : high;
