@@ -548,7 +548,7 @@ def test_explain_lists_what_is_launched(monkeypatch, launched, grad):
 
 @pytest.mark.parametrize(
     ("held", "clusters"),
-    [({}, [6]), ({6: 15}, [6, 8]), (dict.fromkeys(range(1, 17), 7), [6, 8, 5])],
+    [({}, [6]), ({6: 15}, [6, 5]), (dict.fromkeys(range(1, 17), 7), [6, 5, 4])],
     ids=["as planned", "fewer of 6", "fewer of all"],
 )
 def test_a_device_that_holds_fewer_clusters_than_planned(monkeypatch, held, clusters):
