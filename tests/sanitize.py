@@ -32,6 +32,7 @@ from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.trace import Traced
 from openrnn.tuning import cluster_stack, plan
+from openrnn.tuning.limits import Limits
 
 BF16, TF32 = torch.bfloat16, torch.float32
 Case = dict[str, object]
@@ -81,11 +82,21 @@ def cases() -> Iterator[Case]:
             streams = {"cell": cell, "hidden": 104, "dtype": dtype, "streams": True}
             yield {**streams, "batch": 20}
             yield {**streams, "masks": True}
+        yield from _uneven(cell)
         one = {"cell": cell, "hidden": 64, "steps": 1}
         yield {**one, "dtype": torch.float16, "resets": True}
         yield {**one, "bidirectional": True, "layers": 2}
         yield {**one, "grad": False, "resets": True}
     yield {"cell": "peephole_lstm", "hidden": 64, "steps": 1}
+
+
+def _uneven(cell: str) -> Iterator[Case]:
+    """Clusters that deal out groups of units unevenly, with an odd number of shares."""
+    for hidden, blocks in ((72, 5), (88, 7)):
+        case: Case = {"cell": cell, "hidden": hidden, "batch": 20, "blocks": blocks}
+        yield {**case, "dtype": TF32}
+        yield {**case, "masks": True}
+        yield {**case, "layers": 3, "wavefront": 1, "steps": 11}
 
 
 def streaming(cell: Traced, dtype: str, config: KernelConfig) -> KernelConfig:
@@ -99,7 +110,7 @@ def run(
     cell: str, hidden: int, dtype: torch.dtype = BF16, steps: int = 5, batch: int = 9,
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
     masks: bool = False, resets: bool = False, grad: bool = True, cut: bool = False,
-    stepwise: bool = False, multicast: bool = False, streams: bool = False,
+    stepwise: bool = False, multicast: bool = False, streams: bool = False, blocks: int = 0,
 ) -> None:  # fmt: skip
     """One call with initial states, and its gradients.
 
@@ -109,6 +120,7 @@ def run(
         stepwise: as if no kernel held R.
         multicast: as if clusters held no layer of a stack.
         streams: grids that read half of R from memory.
+        blocks: clusters of so many.
     """
     torch.manual_seed(0)
     edges = [0, 2, 5, steps] if cut else []
@@ -143,6 +155,10 @@ def run(
         some = (one for one in every if one.clusters > 1 and not one.wgmma)
         return tuple(streaming(cell, dtype, one) for one in some)
 
+    def splits(limits: Limits, units: int) -> Iterator[tuple[int, int]]:
+        return (one for one in every_split(limits, units) if one[0] == blocks)
+
+    every_split = Limits.splits
     of_grids = {name: partial(grids, getattr(plan, name)) for name in ("forward", "backward")}
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
@@ -152,6 +168,7 @@ def run(
         if multicast
         else nullcontext(),
         patch.multiple(plan, **of_grids) if streams else nullcontext(),  # type: ignore[arg-type]
+        patch.object(Limits, "splits", splits) if blocks else nullcontext(),
         torch.set_grad_enabled(grad),
     ):
         y, *_ = layer(x, single, **given)

@@ -28,7 +28,6 @@ from openrnn.backends.fused import (
     kernels,
     program,
     schedules,
-    stack_gradients,
     wavefronts,
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
@@ -593,7 +592,7 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
             return StackKernel(kind, configs[kind], hidden), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
-        monkeypatch.setattr(stack_gradients, "MOST_BYTES", 4)  # float32 stands for all dtypes
+        monkeypatch.setattr(stack_model, "MOST_BYTES", 4)  # float32 stands for all dtypes
         if not in_turn:
             monkeypatch.setattr(schedules, "in_one_launch", in_one_launch)
             monkeypatch.setattr(schedules, "_with_device", lambda key: key.problem)

@@ -7,7 +7,7 @@ from test_fused_program_call import Kernel, Plan
 
 from openrnn import cells
 from openrnn.backends.base import Call
-from openrnn.backends.fused import kernels, stack_gradients
+from openrnn.backends.fused import kernels
 from openrnn.backends.fused.layer_gradients import LayerGradients, LayerTensors
 from openrnn.backends.fused.pass_runner import PassRunner
 from openrnn.backends.fused.stack_gradients import weights_of_stack
@@ -15,6 +15,7 @@ from openrnn.native import cublaslt, nvrtc
 from openrnn.params import module_slots
 from openrnn.schedule import Chunk, Chunking
 from openrnn.spec import Problem
+from openrnn.tuning import stack as stack_model
 
 HIDDEN, WIDTH = 16, 6  # of h, of x
 W_IH, W_HH, B_IH, B_HH = 1, 2, 3, 4  # places among what is wanted of a layer
@@ -35,7 +36,7 @@ def products(monkeypatch):
             counts.append(count)
 
     monkeypatch.setattr(cublaslt, "MatmulPlan", Checked)
-    monkeypatch.setattr(stack_gradients, "MOST_BYTES", 4)  # float32 here stands for all dtypes
+    monkeypatch.setattr(stack_model, "MOST_BYTES", 4)  # float32 here stands for all dtypes
     for module in (cublaslt, nvrtc):
         monkeypatch.setattr(module, "current_stream", lambda device: 0)
     monkeypatch.setattr(

@@ -16,6 +16,9 @@ LAUNCH = {"forward": 8.0, "backward": 25.0}
 TRANSPOSE_US = 1.5  # us: a matrix that backward reads transposed
 # products of weights of several layers in one call take this part of their time one by one
 BATCHED_PRODUCTS = 0.7
+# Bytes of a value of layers that are multiplied together. In float32 backward of three layers and
+# more lost with that; stacks of two, which are too few for it, did not.
+MOST_BYTES = 2
 # Without one launch, as a wavefront or layer by layer, a stack took 0.82 to 1.19 of the time by its
 # model (H100, 13 stacks), and mostly more from H 512 on. From there on the model's time is
 # multiplied by this factor.
@@ -35,6 +38,18 @@ class StackPlan(NamedTuple):
     config: KernelConfig
     us: float
     otherwise: float
+
+
+def multiplies_together(layers: int, value_bytes: int, as_they_are: bool) -> bool:
+    """Whether backward multiplies weights of several layers in one call.
+
+    These are all W_ih but the first, and all R but the last.
+
+    Args:
+        value_bytes: of a value of the layers.
+        as_they_are: no rows of y have to be copied, as padded ones, or where resets hide some.
+    """
+    return layers > 2 and value_bytes <= MOST_BYTES and as_they_are
 
 
 @memo(1024)
@@ -58,10 +73,9 @@ def best(
     step = plan.microseconds_of(stack.cell, stack.dtype, configs[0], batch, limits)
     us = (steps + stack.layers - 1) * step + product + LAUNCH[stack.kind]
     if stack.kind == "backward":
-        # in 16 bits all but the first W_ih and the last R of three layers are multiplied together
-        some = stack.layers > 2 and SIZES[stack.dtype] == 2 and stack.hidden % 8 == 0
-        together = BATCHED_PRODUCTS if some else 1.0
-        us += (1 + together * (stack.layers - 1)) * after
+        together = multiplies_together(stack.layers, SIZES[stack.dtype], stack.hidden % 8 == 0)
+        part = BATCHED_PRODUCTS if together else 1.0
+        us += (1 + part * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has
     other = wavefront.best(stack, steps, batch, None) if in_chunks else None
     if other is not None:

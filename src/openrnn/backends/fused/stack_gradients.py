@@ -20,10 +20,7 @@ from openrnn.backends.fused.weight_gradients import (
     add_recurrent,
 )
 from openrnn.schedule import Chunk
-
-# Bytes of a value of layers that are multiplied together. In float32 backward of three layers and
-# more lost with that; stacks of two, which are too few for it, did not.
-MOST_BYTES = 2
+from openrnn.tuning import stack
 
 
 def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: Chunk) -> None:
@@ -39,9 +36,8 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
     recurrent = [one.recurrent for one in lower if one.recurrent is not None]
     all_wanted = len(inputs) == len(recurrent) == len(upper)
     layer = each[0].layer
-    # rows of y that are padded, or of which resets hide some, are copied layer by layer
     as_they_are = layer.exact and runner.reset is None
-    if len(upper) > 1 and all_wanted and as_they_are and layer.dtype.itemsize <= MOST_BYTES:
+    if all_wanted and stack.multiplies_together(len(each), layer.dtype.itemsize, as_they_are):
         of_inputs, of_recurrent = (_of_all(some) for some in (inputs, recurrent))
         _add_inputs(upper, of_inputs)
         _add_recurrent(runner, lower, of_recurrent)

@@ -87,8 +87,7 @@ backward(const __grid_constant__ Layers<BackwardArgs> all) {
     const Place here(all.layers[0].first_row);
     const int lane = here.lane;  // as a local: low-register kernels hold addresses otherwise
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    number_rows<TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(rows, here.first_row, args.batch,
-                                                       LENGTHS ? args.order : nullptr);
+    number_rows<LENGTHS, TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(args, rows, here.first_row);
     clear_shared<BLOCK_THREADS>(AT_GATES, AT_SHARES);
     const uint32 mbarriers = shared_address(shared);
     begin_ring_barriers(mbarriers + AT_RING_BARRIERS);

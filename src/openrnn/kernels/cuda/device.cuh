@@ -71,12 +71,12 @@ INLINE int64 row_of(const Args& args, int64 place) {
     return SORTED ? args.order[place] : place;
 }
 
-// The batch row of each row of the block's tiles, -1 past the batch; order: null for the plain one.
-template <int COUNT, int THREADS>
-INLINE void number_rows(int* rows, int64 first, int64 batch, const int64* order) {
+// The batch row of each row of the block's tiles, the first at place `first`; -1 past the batch.
+template <bool SORTED, int COUNT, int THREADS, class Args>
+INLINE void number_rows(const Args& args, int* rows, int64 first) {
     for (int r = threadIdx.x; r < COUNT; r += THREADS) {
         const int64 place = first + r;
-        rows[r] = place >= batch ? -1 : order ? int(order[place]) : int(place);
+        rows[r] = place >= args.batch ? -1 : int(row_of<SORTED>(args, place));
     }
 }
 

@@ -74,8 +74,7 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
     const ForwardArgs args = all.layers[layer_of_block()];
     const Place here(all.layers[0].first_row);
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
-    number_rows<TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(rows, here.first_row, args.batch,
-                                                       LENGTHS ? args.order : nullptr);
+    number_rows<LENGTHS, TILES_IN_FLIGHT * ROWS, BLOCK_THREADS>(args, rows, here.first_row);
     clear_shared<BLOCK_THREADS>(AT_HIDDEN, AT_RING);
     const uint32 mbarriers = shared_address(shared);
     begin_ring_barriers(mbarriers + AT_RING_BARRIERS);

@@ -203,9 +203,9 @@ INLINE void add_slot_shares(const Place& here, int s, int now,
 }
 
 // The start of a block: rows, zeros in both operands where no row or unit is, mbarriers.
-INLINE void begin_block(const Place& here, int* rows, int64 batch, const int64* order,
-                        uint32 mbarriers) {
-    number_rows<ROWS, THREADS>(rows, here.first_row, batch, order);
+template <class Args>
+INLINE void begin_block(const Args& args, const Place& here, int* rows, uint32 mbarriers) {
+    number_rows<LENGTHS, ROWS, THREADS>(args, rows, here.first_row);
     clear_shared<THREADS>(AT_OPERAND, AT_SHARES);
     open_mbarriers<2>(mbarriers, here.share_bytes());
 }

@@ -24,7 +24,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     const int group_of_lane = here.group_of_lane, thread_in_group = here.thread_in_group;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const uint32 mbarriers = shared_address(shared);
-    begin_block(here, rows, args.batch, LENGTHS ? args.order : nullptr, mbarriers);
+    begin_block(args, here, rows, mbarriers);
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
 
     const uint32 bits[2] = {1u << thread_in_group * 8, 1u << (thread_in_group * 8 + 4)};

@@ -20,7 +20,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const int group_of_lane = here.group_of_lane, thread_in_group = here.thread_in_group;
     int* const rows = reinterpret_cast<int*>(shared + AT_ROWS);
     const uint32 mbarriers = shared_address(shared);
-    begin_block(here, rows, args.batch, LENGTHS ? args.order : nullptr, mbarriers);
+    begin_block(args, here, rows, mbarriers);
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
     store_first_hidden<ROWS, CHUNKS, THREADS>(  // of this block's part of K
         args, rows, time.count, here.first_chunk(),

@@ -175,7 +175,7 @@ INLINE void publish_operand(const Place& here, const Exchange& exchange, int cou
 // longest of its rows has.
 template <class Args>
 INLINE int begin_block(const Args& args, const Place& here, int* rows) {
-    number_rows<ROWS, THREADS>(rows, here.first_row, args.batch, LENGTHS ? args.order : nullptr);
+    number_rows<LENGTHS, ROWS, THREADS>(args, rows, here.first_row);
     begin_mbarriers();
     cluster_barrier();
     return int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
