@@ -19,18 +19,20 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
 
 import openrnn
 from openrnn import cells, memo
-from openrnn.backends.fused import schedules
+from openrnn.backends.fused import kernels, schedules
 from openrnn.codegen import cuda
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.trace import Traced
+from openrnn.native.nvrtc import CudaKernel
 from openrnn.tuning import cluster_stack, plan
 from openrnn.tuning.limits import Limits
 
@@ -91,7 +93,7 @@ def cases() -> Iterator[Case]:
 
 
 def _uneven(cell: str) -> Iterator[Case]:
-    """Clusters that deal out groups of units unevenly, with an odd number of shares."""
+    """Groups of units do not divide evenly, and backward adds an odd number of shares."""
     for hidden, blocks in ((72, 5), (88, 7)):
         case: Case = {"cell": cell, "hidden": hidden, "batch": 20, "blocks": blocks}
         yield {**case, "dtype": TF32}
@@ -120,7 +122,7 @@ def run(
         stepwise: as if no kernel held R.
         multicast: as if clusters held no layer of a stack.
         streams: grids that read half of R from memory.
-        blocks: clusters of so many.
+        blocks: only clusters of so many blocks.
     """
     torch.manual_seed(0)
     edges = [0, 2, 5, steps] if cut else []
@@ -158,7 +160,12 @@ def run(
     def splits(limits: Limits, units: int) -> Iterator[tuple[int, int]]:
         return (one for one in every_split(limits, units) if one[0] == blocks)
 
-    every_split = Limits.splits
+    def launched(kernel: CudaKernel, config: KernelConfig, *given: Any) -> None:
+        if config.cluster != blocks:
+            raise SystemExit(f"a kernel has clusters of {config.cluster} blocks, not {blocks}")
+        launch(kernel, config, *given)
+
+    every_split, launch = Limits.splits, kernels.launch
     of_grids = {name: partial(grids, getattr(plan, name)) for name in ("forward", "backward")}
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
@@ -169,6 +176,7 @@ def run(
         else nullcontext(),
         patch.multiple(plan, **of_grids) if streams else nullcontext(),  # type: ignore[arg-type]
         patch.object(Limits, "splits", splits) if blocks else nullcontext(),
+        patch.object(kernels, "launch", launched) if blocks else nullcontext(),
         torch.set_grad_enabled(grad),
     ):
         y, *_ = layer(x, single, **given)

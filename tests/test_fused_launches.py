@@ -546,41 +546,90 @@ def test_explain_lists_what_is_launched(monkeypatch, launched, grad):
     assert ("backward, where all gradients are wanted:" in lines) == grad
 
 
-@pytest.mark.parametrize(
-    ("held", "clusters"),
-    [({}, [6]), ({6: 15}, [6, 5]), (dict.fromkeys(range(1, 17), 7), [6, 5, 4])],
-    ids=["as planned", "fewer of 6", "fewer of all"],
-)
-def test_a_device_that_holds_fewer_clusters_than_planned(monkeypatch, held, clusters):
-    """16 clusters of 6 blocks are the quickest for 128 rows, unless they take two rounds.
+@pytest.fixture
+def holding(monkeypatch):
+    """A function: what `kernels.kernel` takes on a device that holds so many clusters by blocks."""
 
-    Where others would take more rounds than planned, too, the first one is taken, after three. Two
-    loops at once always have places for all of their clusters.
-    """
-    tried = []
+    def taken(held, hidden, batch, kind="forward", cell=cells.lstm, loops=1):
+        tried = []
 
-    def binary(cell, dtype, config, arch, spin_limit=0):
-        return SimpleNamespace(resources=nvrtc.Resources(32, 0), config=config)
+        def binary(cell, dtype, config, arch, spin_limit=0):
+            return SimpleNamespace(resources=nvrtc.Resources(32, 0), config=config)
 
-    def loaded(made, cluster, threads, shared, device, cooperative=False):
-        tried.append(made.config)
-        places = Limits.of((9, 0), 132).clusters(cluster)
-        return SimpleNamespace(max_clusters=held.get(cluster, places))
+        def loaded(made, cluster, threads, shared, device, cooperative=False):
+            tried.append(made.config)
+            places = Limits.of((9, 0), 132).clusters(cluster)
+            return SimpleNamespace(max_clusters=held.get(cluster, places))
+
+        monkeypatch.setattr(kernels, "binary", binary)
+        monkeypatch.setattr(nvrtc, "loaded", loaded)
+        kernels.kernel.cache_clear()
+        flags = ("save",) if kind == "forward" else ()
+        asked = kind, trace(cell), "bfloat16", hidden, batch // 8, flags, 0, 0, loops
+        try:
+            return *kernels.kernel(*asked), tried
+        finally:
+            kernels.kernel.cache_clear()
 
     about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="a device")
-    monkeypatch.setattr(kernels, "binary", binary)
-    monkeypatch.setattr(nvrtc, "loaded", loaded)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    kernels.kernel.cache_clear()
-    asked = "forward", trace(cells.lstm), "bfloat16", 256, 16, ("save",), 0
-    _, config = kernels.kernel(*asked)
-    assert [one.cluster for one in tried[: len(clusters)]] == clusters
-    assert len(tried) <= kernels.MOST_TRIED
-    assert config == tried[0 if held.get(8) else -1]
-    if held.get(8):
-        with pytest.raises(kernels.NoKernelError, match="for 2 loops of 1 layers at once"):
-            kernels.kernel(*asked, loops=2)
+    return taken
+
+
+FEW = dict.fromkeys(range(1, 17), 7)
+
+
+@pytest.mark.parametrize(
+    ("held", "hidden", "kind", "wanted"),
+    [({}, 256, "forward", 6), ({6: 15}, 256, "forward", 5), ({6: 15}, 384, "backward", 5),
+     ({}, 384, "backward", 6), (FEW, 256, "forward", 6)],
+    ids=["as planned", "fewer of 6", "fewer of 6, backward", "as planned, backward", "few of all"],
+)  # fmt: skip
+def test_a_device_that_holds_fewer_clusters_than_planned(holding, held, hidden, kind, wanted):
+    """16 clusters of 6 blocks are the quickest for 128 rows, unless they take two rounds.
+
+    Kernels of one cluster and so many rows all take two. Where three sizes take more rounds than
+    planned, the first one is taken.
+    """
+    _, config, tried = holding(held, hidden, 128, kind)
+    assert config.cluster == wanted
+    assert config is tried[0 if held in ({}, FEW) else -1]
+    assert len({(one.cluster, one.rows) for one in tried}) <= kernels.MOST_PASSED_OVER
+
+
+@pytest.mark.parametrize("held", [{}, {6: 15}, {6: 15, 3: 20}], ids=str)
+def test_two_loops_have_places_for_all_of_their_clusters(holding, held):
+    kernel, config, _ = holding(held, 256, 128, loops=2)
+    assert 2 * plan.clusters_of(config, 128) <= kernel.max_clusters
+
+
+def test_a_device_without_places_for_two_loops(holding):
+    """Few kernels are compiled before it is refused."""
+    with pytest.raises(kernels.NoKernelError, match="for 2 loops of 1 layers at once"):
+        holding(dict.fromkeys(range(1, 17), 1), 256, 128, loops=2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "clusters", "places", "wanted"),
+    [(8, 128, 1, 17, 0), (8, 128, 1, 15, 1), (8, 128, 1, 5, 3), (8, 8, 1, 1, 0),
+     (8, 272, 1, 17, 0), (8, 272, 1, 16, 1), (16, 128, 4, 17, 0), (16, 128, 4, 8, 2),
+     (8, 128, 1, 40, 0)],
+)  # fmt: skip
+def test_rounds_beyond_those_that_were_planned(rows, batch, clusters, places, wanted):
+    """Of clusters of 6 blocks an H200 holds 17, of such that share R four sets of four."""
+    config = SimpleNamespace(cluster=6, clusters=clusters, rows=rows)
+    assert plan.extra_rounds(places, config, batch, Limits.of((9, 0), 132)) == wanted
+    assert plan.extra_rounds(places, config, batch, Limits.of((9, 0), 114)) == 0
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
+@pytest.mark.parametrize("processors", [None, 66, 132])
+def test_sizes_of_clusters_that_are_planned(capability, processors):
+    """Others than powers of two only where they were measured."""
+    found = [size for size, _ in Limits.of(capability, processors).splits(256)]
+    assert found == sorted(found)
+    if capability == (9, 0) and processors != 66:
+        assert found == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
     else:
-        kernel, config = kernels.kernel(*asked, loops=2)
-        assert 2 * plan.clusters_of(config, 128) <= kernel.max_clusters
-    kernels.kernel.cache_clear()
+        most = {8: 1, 9: 16, 10: 16, 12: 8}[capability[0]]
+        assert found == [size for size in (1, 2, 4, 8, 16) if size <= most]

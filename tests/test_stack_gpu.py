@@ -378,7 +378,7 @@ def test_sizes_of_clusters(cell, hidden, layers, dtype, batches):
 @pytest.mark.parametrize(
     ("cell", "hidden", "dtype"), [(cells.lstm, 136, BF16), (cells.gru, 113, TF32)], ids=named
 )
-def test_clusters_of_so_many_blocks(monkeypatch, cell, hidden, dtype, blocks):
+def test_clusters_of_other_sizes(monkeypatch, cell, hidden, dtype, blocks):
     """17 and 15 groups of units, dealt out unevenly to most; several clusters have rows."""
     splits = Limits.splits
     monkeypatch.setattr(

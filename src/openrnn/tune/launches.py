@@ -41,8 +41,7 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelC
     binary = kernels.binary(cell, dtype, config, nvrtc.arch_of(capability))
     shared = config.shared(cell, dtype)
     kernel = nvrtc.loaded(binary, config.cluster, config.threads, shared, 0, grid)
-    least = config.clusters if loops == 1 else loops * plan.clusters_of(config, batch)
-    if kernel.max_clusters < least:
+    if not plan.holds(kernel.max_clusters, config, batch, loops):
         return None
     own = LAUNCHES if grid else 1  # each launch of a grid needs a flag buffer that is filled anew
     made = [arguments(cell, config, batch, getattr(torch, dtype)) for _ in range(own * loops)]

@@ -30,7 +30,7 @@ class _Costs(NamedTuple):
 
     step: float  # of every step
     cluster: float  # more, in a cluster
-    wide_cluster: float  # and in one of more than 8 blocks
+    wide_cluster: float  # and in one of more than 8 blocks, of which 16 was measured
     mma: float  # for each mma of a quarter of a multiprocessor
     load: float  # for each 128 bytes of shared memory
     cell: float  # for each cell function, of two cells a lane

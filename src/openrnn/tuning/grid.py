@@ -52,7 +52,7 @@ _BACKWARD = _GridCosts(
 )  # fmt: skip
 
 
-_CLUSTERS = (1, 2, 4, 8, 16)  # blocks; clusters of other sizes leave more multiprocessors idle
+_CLUSTERS = (1, 2, 4, 8, 16)  # blocks; clusters of other sizes were not measured in grids
 
 
 def _splits(units: int, limits: Limits) -> Iterator[tuple[int, int, int]]:

@@ -13,11 +13,14 @@ Config = TypeVar("Config", bound=KernelConfig)
 _SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0): 227,
            (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # fmt: skip
 _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
-# blocks of a cluster, and how many such clusters an H200 holds at once, one block a multiprocessor
+# Blocks of a cluster, and how many such clusters an H200 holds at once, one block a multiprocessor.
+# It holds 9 of 9 blocks, and as many of 11, 13 and 15 as of the next even number.
 _H200 = (
     (1, 132), (2, 66), (3, 39), (4, 30), (5, 22), (6, 17), (7, 15), (8, 15),
     (10, 7), (12, 7), (14, 7), (16, 7),
 )  # fmt: skip
+_SIZES = tuple(size for size, _ in _H200)
+_POWERS = (1, 2, 4, 8, 16)  # of two: the sizes that are planned where no others were measured
 # clusters of a grid must all be resident: how many are is known for the large devices
 _PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
 
@@ -52,10 +55,15 @@ class Limits:
         """How many clusters of so many blocks the device holds at once; 0 where it is not known."""
         return dict(self.places).get(size, 0)
 
+    @property
+    def is_like_h200(self) -> bool:
+        """Whether this is a whole device of 9.0 with as many multiprocessors as an H200."""
+        return self.wgmma and self.places == _H200
+
     def splits(self, units: int) -> Iterator[tuple[int, int]]:
         """Blocks of a cluster that holds all of R, and the most groups that one of them owns."""
         groups = units // 8
-        for cluster, _ in _H200:
+        for cluster in _SIZES if self.is_like_h200 else _POWERS:
             if cluster <= min(self.cluster, groups):
                 yield cluster, -(-groups // cluster)
 

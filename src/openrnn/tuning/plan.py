@@ -318,18 +318,21 @@ def holds(places: int, config: KernelConfig, batch: int, loops: int) -> bool:
     return places >= (config.clusters if loops == 1 else loops * clusters_of(config, batch))
 
 
-def rounds_beyond(places: int, config: KernelConfig, batch: int, limits: Limits) -> int:
-    """Rounds that a loop's clusters need, one after the other, beyond those that were planned.
+def extra_rounds(places: int, config: KernelConfig, batch: int, limits: Limits) -> int:
+    """How many more rounds the rows of a batch need than planned.
+
+    A round has as many rows as the device holds clusters for, with one block a multiprocessor. 0 on
+    devices whose clusters were not counted.
 
     Args:
-        places: clusters that a device holds at once, by its driver; at least `config.clusters`.
+        places: clusters that the device holds at once, by its driver; at least `config.clusters`.
         limits: what was planned with.
     """
-    planned = limits.clusters(config.cluster) // config.clusters
-    if not planned:
+    if not limits.is_like_h200:
         return 0
-    copies = ceil_div(batch, config.rows)
-    return max(0, ceil_div(copies, places // config.clusters) - ceil_div(copies, planned))
+    sets, planned = ceil_div(batch, config.rows), limits.clusters(config.cluster)
+    rounds, wanted = (ceil_div(sets, held // config.clusters) for held in (places, planned))
+    return max(0, rounds - wanted)
 
 
 def clusters_of(config: KernelConfig, batch: int) -> int:

@@ -36,7 +36,7 @@ class NoKernelError(OpenRNNError, RuntimeError):
 
 
 MAX_COMPILED = 12  # ranked configurations that are compiled at most
-MOST_TRIED = 3  # kernels of which the device holds fewer clusters than planned
+MOST_PASSED_OVER = 3  # sizes of kernels of which the device holds fewer clusters than planned
 FEWER_FRAGMENTS = (0, 1, 2, 5, 9)  # of R in registers than planned, tried in turn
 AT_ONCE = 3  # tries compiled at a time where cores are idle; more are seldom needed
 
@@ -181,8 +181,9 @@ def kernel(
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
-    Devices of one name may hold different numbers of clusters. A kernel whose clusters would need
-    more rounds than planned is passed over, and taken where the next ones would need more, too.
+    Devices of one name may hold different numbers of clusters. A kernel of which this one holds
+    fewer than planned, so that its rows need more rounds, is passed over, up to three sizes of
+    kernels. Where all need more rounds the first one is taken.
 
     Args:
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
@@ -192,32 +193,40 @@ def kernel(
     about = torch.cuda.get_device_properties(device)
     capability, processors = (about.major, about.minor), about.multi_processor_count
     limits, batch = Limits.of(capability, processors), 8 * batch_tiles
-    passed_over: list[tuple[nvrtc.CudaKernel, LoopConfig]] = []
+    slower: list[tuple[nvrtc.CudaKernel, LoopConfig]] = []
+    passed_over = set[tuple[int, int]]()  # blocks of a cluster and its rows
     for made, config in fitting(
         kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
         loops, layers,
     ):  # fmt: skip
         shared, cooperative = config.shared(cell, dtype), config.is_cooperative
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
-        if not plan.holds(kernel.max_clusters, config, batch, loops):
-            continue
-        if config.stepwise and passed_over:
+        if config.stepwise:
+            if slower:  # a loop that holds R comes before it, in more rounds, too
+                break
+            asked = kind, option_names, cell, dtype, hidden, batch, capability, processors
+            if not plan.ranked(*asked)[0].stepwise:
+                warn_user(
+                    f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the "
+                    f"blocks of no planned {kind} kernel at once, so each step is a GEMM and a "
+                    "launch",
+                    RuntimeWarning,
+                )
+            return kernel, config
+        places = kernel.max_clusters
+        if not plan.holds(places, config, batch, loops):
+            more_wanted = loops > 1
+        elif plan.extra_rounds(places, config, batch, limits):
+            slower.append((kernel, config))
+            more_wanted = True
+        else:
+            return kernel, config
+        if more_wanted:
+            passed_over.add((config.cluster, config.rows))
+        if len(passed_over) == MOST_PASSED_OVER:
             break
-        if not config.stepwise and plan.rounds_beyond(kernel.max_clusters, config, batch, limits):
-            passed_over.append((kernel, config))
-            if len(passed_over) < MOST_TRIED:
-                continue
-            break
-        asked = kind, option_names, cell, dtype, hidden, batch, capability, processors
-        if config.stepwise and not plan.ranked(*asked)[0].stepwise:
-            warn_user(
-                f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the blocks "
-                f"of no planned {kind} kernel at once, so each step is a GEMM and a launch",
-                RuntimeWarning,
-            )
-        return kernel, config
-    if passed_over:  # all are as slow, or nothing is left
-        return passed_over[0]
+    if slower:  # each needs more rounds than planned, or no other is left
+        return slower[0]
     raise NoKernelError(
         f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} with {processors} "
         f"multiprocessors holds the blocks of no {kind} kernel for {loops} loops of {layers} "

@@ -36,8 +36,8 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
     recurrent = [one.recurrent for one in lower if one.recurrent is not None]
     all_wanted = len(inputs) == len(recurrent) == len(upper)
     layer = each[0].layer
-    as_they_are = layer.exact and runner.reset is None
-    if all_wanted and stack.multiplies_together(len(each), layer.dtype.itemsize, as_they_are):
+    no_copies = layer.exact and runner.reset is None
+    if all_wanted and stack.multiplies_together(len(each), layer.dtype.itemsize, no_copies):
         of_inputs, of_recurrent = (_of_all(some) for some in (inputs, recurrent))
         _add_inputs(upper, of_inputs)
         _add_recurrent(runner, lower, of_recurrent)
