@@ -196,7 +196,7 @@ def test_the_model_takes_a_stack(kind):
     apart = best(steps=256, kind=kind).us - found.us
     step = plan.microseconds_of(trace(cells.lstm), "bfloat16", found.config, 64, LIMITS)
     assert 128 * step < apart < 1.6 * 128 * step
-    assert best(steps=1, kind=kind, wavefront=1).us > 4 * step + stack_model.LAUNCH[kind]
+    assert best(steps=1, kind=kind, wavefront=1).us > 4 * step + stack_model.LAUNCH
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,7 +228,7 @@ BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, 
      (NEITHER, BOTH, {"hidden": 768, "layers": 2}), (BOTH, BOTH, {"hidden": 192}),
      (NEITHER, FORWARD, {"hidden": 704, "layers": 3}),
      (BOTH, BOTH, {"hidden": 256, "layers": 8, "steps": 64}), (NEITHER, NEITHER, {"steps": 0}),
-     (FORWARD, BOTH, {"hidden": 384}), (FORWARD, BOTH, {"hidden": 256}),
+     (NEITHER, BOTH, {"hidden": 384}), (FORWARD, BOTH, {"hidden": 256}),
      (NEITHER, NEITHER, {"place": ((8, 0), 108)}), (NEITHER, NEITHER, {"place": ((10, 0), 132)}),
      (NEITHER, BOTH, {"place": (HOPPER, 130)}), (NEITHER, BOTH, {"place": (HOPPER, 144)}),
      (NEITHER, BACKWARD, {"place": (HOPPER, 66)}), (NEITHER, BOTH, {"layers": 5}),
@@ -748,7 +748,7 @@ def test_explain_says_which_warps_multiply_inputs():
 
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize(
-    "changed", [{}, {"hidden": 384}, {"hidden": 640, "layers": 2}, {"cell": cells.gru}], ids=told
+    "changed", [{}, {"hidden": 192}, {"hidden": 640, "layers": 2}, {"cell": cells.gru}], ids=told
 )
 def test_explain_shows_no_launch_as_slower_than_what_it_replaces(changed):
     """Of the backward loop of 4 x 512 the model's time is more than that of a wavefront."""

@@ -6,13 +6,16 @@ The kernels are those of `tuning/cluster_stack.py` and, for large batches, of `t
 from typing import NamedTuple
 
 from openrnn.codegen.config import SIZES, KernelConfig
+from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.memo import memo
 from openrnn.tuning import measured, plan, wavefront
 from openrnn.tuning.limits import Limits
 
-# us: the launch, R loaded, the flag buffer filled. With 8 forward's model is right in the mean of
-# 36 stacks on an H200. Backward with 25 takes 1.16 times its model in clusters, 1.00 by multicast.
-LAUNCH = {"forward": 8.0, "backward": 25.0}
+# us: the launch, R loaded; from 32 stacks on an H200 in forward, 24 in backward, which took 0.9 to
+# 1.2 times the model that has them
+LAUNCH, MULTICAST_BACKWARD_LAUNCH = 8.0, 25.0
+# bytes of gate gradients of all layers: in clusters these are flag buffers, filled before backward
+FILLED_PER_US = 1.1e6
 TRANSPOSE_US = 1.5  # us: a matrix that backward reads transposed
 # products of weights of several layers in one call take this part of their time one by one
 BATCHED_PRODUCTS = 0.7
@@ -71,8 +74,13 @@ def best(
     limits = Limits.of(stack.capability, stack.processors)
     product, after = wavefront.products(stack, steps, batch)
     step = plan.microseconds_of(stack.cell, stack.dtype, configs[0], batch, limits)
-    us = (steps + stack.layers - 1) * step + product + LAUNCH[stack.kind]
+    us = (steps + stack.layers - 1) * step + product + LAUNCH
     if stack.kind == "backward":
+        if isinstance(configs[0], MulticastConfig):
+            us += MULTICAST_BACKWARD_LAUNCH - LAUNCH
+        else:
+            row = len(stack.cell.gates) * stack.hidden * SIZES[stack.dtype]
+            us += stack.layers * steps * batch * row / FILLED_PER_US
         together = multiplies_together(stack.layers, SIZES[stack.dtype], stack.hidden % 8 == 0)
         part = BATCHED_PRODUCTS if together else 1.0
         us += (1 + part * (stack.layers - 1)) * after
