@@ -161,11 +161,10 @@ def run(
         return (one for one in every_split(limits, units) if one[0] == blocks)
 
     def launched(kernel: CudaKernel, config: KernelConfig, *given: Any) -> None:
-        if config.cluster != blocks:
-            raise SystemExit(f"a kernel has clusters of {config.cluster} blocks, not {blocks}")
+        found.add((config.cluster, config.layers))
         launch(kernel, config, *given)
 
-    every_split, launch = Limits.splits, kernels.launch
+    every_split, launch, found = Limits.splits, kernels.launch, set[tuple[int, int]]()
     of_grids = {name: partial(grids, getattr(plan, name)) for name in ("forward", "backward")}
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
@@ -183,6 +182,8 @@ def run(
         grads = torch.autograd.grad(y.sum(), wanted) if grad else ()
     if not all(bool(one.isfinite().all()) for one in (y, *grads)):
         raise SystemExit("a result is not finite")
+    if blocks and found != {(blocks, layers)}:
+        raise SystemExit(f"blocks of a cluster and layers of each launch: {found}")
 
 
 def _by_one_thread(statement: str, count: str = "COUNT") -> str:

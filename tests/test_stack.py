@@ -196,14 +196,15 @@ def test_the_model_takes_a_stack(kind):
     apart = best(steps=256, kind=kind).us - found.us
     step = plan.microseconds_of(trace(cells.lstm), "bfloat16", found.config, 64, LIMITS)
     assert 128 * step < apart < 1.6 * 128 * step
-    assert best(steps=1, kind=kind, wavefront=1).us > 4 * step + stack_model.LAUNCH
+    least = stack_model.MULTICAST_FACTOR * (4 * step + stack_model.LAUNCH)
+    assert best(steps=1, kind=kind, wavefront=1).us > least
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
     """And by nothing else, where stacks of such sizes were measured.
 
-    From H 512 on the other way's time is a twentieth more than by its model.
+    Below H 512 a wavefront in backward counts a tenth more than by its model.
     """
     chosen, flags = [], KINDS[kind]
     for hidden, layers, batch in product((384, 512, 640), (2, 3), (32, 64, 128, 256)):
@@ -213,7 +214,7 @@ def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
         assert by_itself == (asked if asked.us <= asked.otherwise else None)
         chosen.append(by_itself is not None)
         other = wavefronts.wavefront_of(problem(**size), kind, flags, 128, batch, True)
-        factor = 1.05 if hidden >= 512 else 1
+        factor = 1.1 if hidden < 512 and kind == "backward" else 1
         assert other is None or asked.otherwise == pytest.approx(factor * other.us)
     assert {*chosen} == {True, False}
 
@@ -225,16 +226,16 @@ BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, 
     ("by_itself", "asked", "changed"),
     [(BOTH, BOTH, {}), (BOTH, BOTH, {"batch": 32, "steps": 32}),
      (NEITHER, BOTH, {"batch": 24, "steps": 32}), (BOTH, BOTH, {"hidden": 640, "layers": 2}),
-     (NEITHER, BOTH, {"hidden": 768, "layers": 2}), (BOTH, BOTH, {"hidden": 192}),
+     (NEITHER, BOTH, {"hidden": 768, "layers": 2}), (FORWARD, BOTH, {"hidden": 192}),
      (NEITHER, FORWARD, {"hidden": 704, "layers": 3}),
      (BOTH, BOTH, {"hidden": 256, "layers": 8, "steps": 64}), (NEITHER, NEITHER, {"steps": 0}),
-     (NEITHER, BOTH, {"hidden": 384}), (FORWARD, BOTH, {"hidden": 256}),
+     (FORWARD, BOTH, {"hidden": 384}), (FORWARD, BOTH, {"hidden": 256}),
      (NEITHER, NEITHER, {"place": ((8, 0), 108)}), (NEITHER, NEITHER, {"place": ((10, 0), 132)}),
      (NEITHER, BOTH, {"place": (HOPPER, 130)}), (NEITHER, BOTH, {"place": (HOPPER, 144)}),
      (NEITHER, BACKWARD, {"place": (HOPPER, 66)}), (NEITHER, BOTH, {"layers": 5}),
      (NEITHER, NEITHER, {"hidden": 520}), (BOTH, BOTH, {"hidden": 128}),
      (FORWARD, BOTH, {"batch": 1}), (NEITHER, BACKWARD, {"batch": 1, "layers": 8}),
-     (BOTH, BOTH, {"hidden": 40, "batch": 300}),
+     (FORWARD, BOTH, {"hidden": 40, "batch": 300}),
      (FORWARD, BOTH, {"hidden": 128, "dtype": torch.float32})],
     ids=told,
 )  # fmt: skip
@@ -748,10 +749,17 @@ def test_explain_says_which_warps_multiply_inputs():
 
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize(
-    "changed", [{}, {"hidden": 192}, {"hidden": 640, "layers": 2}, {"cell": cells.gru}], ids=told
+    "changed",
+    [
+        {},
+        {"cell": cells.gru, "hidden": 192, "layers": 3},
+        {"hidden": 640, "layers": 2},
+        {"cell": cells.gru},
+    ],
+    ids=told,
 )
 def test_explain_shows_no_launch_as_slower_than_what_it_replaces(changed):
-    """Of the backward loop of 4 x 512 the model's time is more than that of a wavefront."""
+    """Backward of GRU 3 x 192 takes more than a wavefront by its model, but not than shown."""
     lines = describe.describe(problem(steps=128, batch=64, **changed))
     shown = [re.search(r"; ([\d,]+) us by the model, else ([\d,]+)$", line) for line in lines]
     times = [[int(time.replace(",", "")) for time in found.groups()] for found in shown if found]

@@ -56,14 +56,14 @@ class Limits:
         return dict(self.places).get(size, 0)
 
     @property
-    def is_like_h200(self) -> bool:
+    def has_h200_clusters(self) -> bool:
         """Whether this is a whole device of 9.0 with as many multiprocessors as an H200."""
         return self.wgmma and self.places == _H200
 
     def splits(self, units: int) -> Iterator[tuple[int, int]]:
         """Blocks of a cluster that holds all of R, and the most groups that one of them owns."""
         groups = units // 8
-        for cluster in _SIZES if self.is_like_h200 else _POWERS:
+        for cluster in _SIZES if self.has_h200_clusters else _POWERS:
             if cluster <= min(self.cluster, groups):
                 yield cluster, -(-groups // cluster)
 

@@ -318,21 +318,21 @@ def holds(places: int, config: KernelConfig, batch: int, loops: int) -> bool:
     return places >= (config.clusters if loops == 1 else loops * clusters_of(config, batch))
 
 
-def extra_rounds(places: int, config: KernelConfig, batch: int, limits: Limits) -> int:
-    """How many more rounds the rows of a batch need than planned.
+def needs_more_rounds(places: int, config: KernelConfig, batch: int, limits: Limits) -> bool:
+    """Whether a batch needs at least half as many rounds again as planned.
 
-    A round has as many rows as the device holds clusters for, with one block a multiprocessor. 0 on
-    devices whose clusters were not counted.
+    A round has as many rows as the device holds clusters for, with one block a multiprocessor.
+    False on devices whose clusters were not counted.
 
     Args:
         places: clusters that the device holds at once, by its driver; at least `config.clusters`.
         limits: what was planned with.
     """
-    if not limits.is_like_h200:
-        return 0
-    sets, planned = ceil_div(batch, config.rows), limits.clusters(config.cluster)
-    rounds, wanted = (ceil_div(sets, held // config.clusters) for held in (places, planned))
-    return max(0, rounds - wanted)
+    planned = limits.clusters(config.cluster) // config.clusters
+    if not limits.has_h200_clusters or not planned:
+        return False
+    sets = ceil_div(batch, config.rows)
+    return 2 * ceil_div(sets, places // config.clusters) >= 3 * ceil_div(sets, planned)
 
 
 def clusters_of(config: KernelConfig, batch: int) -> int:

@@ -11,21 +11,21 @@ from openrnn.memo import memo
 from openrnn.tuning import measured, plan, wavefront
 from openrnn.tuning.limits import Limits
 
-# us: the launch, R loaded; from 32 stacks on an H200 in forward, 24 in backward, which took 0.9 to
-# 1.2 times the model that has them
-LAUNCH, MULTICAST_BACKWARD_LAUNCH = 8.0, 25.0
-# bytes of gate gradients of all layers: in clusters these are flag buffers, filled before backward
-FILLED_PER_US = 1.1e6
+# us to launch and to load R; of backward with multicast; and a factor on all of a launch with
+# multicast, as five of them took 0.85 to 1.00 of the modelled time on an H200
+LAUNCH, MULTICAST_BACKWARD_LAUNCH, MULTICAST_FACTOR = 8.0, 25.0, 0.95
+# bytes a us at which backward's flag buffers are filled: gate gradients of all layers but the first
+FILLED_PER_US = 0.6e6
 TRANSPOSE_US = 1.5  # us: a matrix that backward reads transposed
 # products of weights of several layers in one call take this part of their time one by one
 BATCHED_PRODUCTS = 0.7
 # Bytes of a value of layers that are multiplied together. In float32 backward of three layers and
 # more lost with that; stacks of two, which are too few for it, did not.
 MOST_BYTES = 2
-# Without one launch, as a wavefront or layer by layer, a stack took 0.82 to 1.19 of the time by its
-# model (H100, 13 stacks), and mostly more from H 512 on. From there on the model's time is
-# multiplied by this factor.
-CORRECTION, CORRECTION_FROM = 1.05, 512
+# Backward below H 512: a wavefront's time is multiplied by this before it is compared with that of
+# one launch. 14 such stacks took 1.03 to 1.40 of the modelled time on an H200, larger ones 0.87 to
+# 1.07.
+WAVEFRONT_FACTOR, WAVEFRONT_FACTOR_BELOW = 1.1, 512
 
 
 class StackPlan(NamedTuple):
@@ -34,8 +34,9 @@ class StackPlan(NamedTuple):
     Attributes:
         config: of the kernel that is tried first.
         us: of all layers by the model.
-        otherwise: that of the other way, a wavefront or layer by layer, by its model, from H
-            `CORRECTION_FROM` on times `CORRECTION`. The launch is taken where `us` is at most this.
+        otherwise: that of the other way, a wavefront or layer by layer, by its model; in backward
+            below H 512 a wavefront's times `WAVEFRONT_FACTOR`. The launch is taken where `us` is
+            at most this.
     """
 
     config: KernelConfig
@@ -75,26 +76,28 @@ def best(
     product, after = wavefront.products(stack, steps, batch)
     step = plan.microseconds_of(stack.cell, stack.dtype, configs[0], batch, limits)
     us = (steps + stack.layers - 1) * step + product + LAUNCH
+    by_multicast = isinstance(configs[0], MulticastConfig)
     if stack.kind == "backward":
-        if isinstance(configs[0], MulticastConfig):
+        if by_multicast:
             us += MULTICAST_BACKWARD_LAUNCH - LAUNCH
         else:
             row = len(stack.cell.gates) * stack.hidden * SIZES[stack.dtype]
-            us += stack.layers * steps * batch * row / FILLED_PER_US
+            us += (stack.layers - 1) * steps * batch * row / FILLED_PER_US
         together = multiplies_together(stack.layers, SIZES[stack.dtype], stack.hidden % 8 == 0)
         part = BATCHED_PRODUCTS if together else 1.0
         us += (1 + part * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has
+    us *= MULTICAST_FACTOR if by_multicast else 1.0
     other = wavefront.best(stack, steps, batch, None) if in_chunks else None
     if other is not None:
-        modelled = other.us
+        small = stack.kind == "backward" and stack.hidden < WAVEFRONT_FACTOR_BELOW
+        otherwise = other.us * (WAVEFRONT_FACTOR if small else 1.0)
     else:
         times = plan.step_times(asked, 1)
         alone = times.alone if times is not None else 0.0
         loops = steps * alone + product + after + wavefront.CHUNK_COST
-        modelled = stack.layers * loops
-    factor = CORRECTION if stack.hidden >= CORRECTION_FROM else 1.0
-    found = StackPlan(configs[0], us, factor * modelled)
+        otherwise = stack.layers * loops
+    found = StackPlan(configs[0], us, otherwise)
     if chunk == 1:
         return found
     known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)

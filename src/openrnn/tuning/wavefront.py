@@ -3,8 +3,9 @@
 A chunk is a task of a layer: its product and its loop. It waits for the chunk before of its own
 layer and for the same chunk of the layer below. So n chunks of L layers take at least n + L - 1
 tasks one after the other, and at least as long as the device needs for the clusters of all tasks.
-The constants were fitted to six stacks in 38 cuts, timed from CUDA graphs on an H200 (error 15%):
-`benchmarks/log/wavefront.json`. Kernels that leave room for more loops were at most 3% faster.
+The constants were fitted to six stacks in 38 cuts, timed from CUDA graphs on an H200 (error 15%,
+with steps by the model of that day): `benchmarks/log/wavefront.json`. Kernels that leave room for
+more loops were at most 3% faster.
 
 Where the quickest loop is a grid, which takes the whole device, two layers run at a time, each in
 the quickest kernel of which the device holds two. The constants of these were fitted to four stacks
@@ -24,10 +25,6 @@ CHUNK_COST, GRID_CHUNK_COST = 13.0, 25.0
 # factors of the times of products by `overlap`: of clusters for a chunk, as its products run beside
 # loops; of grids for a chunk and layer by layer, as theirs run between loops
 PRODUCTS_BESIDE, GRID_PRODUCTS = 3.0, 0.7
-# On the time of clusters in backward below H 512, where it is compared with that of one launch: 14
-# stacks took 1.03 to 1.40 of it on an H200, larger ones 0.87 to 1.07. MAX_TIME_RATIO was measured
-# without it.
-BACKWARD_FACTOR, BACKWARD_FACTOR_BELOW = 1.1, 512
 LEAST_STEPS = 8  # of a chunk that the model cuts
 MOST_CHUNKS = 32
 MAX_TIME_RATIO = 0.92  # of the time layer by layer, at most, that a wavefront must take
@@ -128,11 +125,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     if not known or not counts:
         return None
     quickest = min(map(cut, counts), key=lambda one: one.us)
-    if quickest.us > MAX_TIME_RATIO * in_turn:
-        return None
-    small = loops == 1 and stack.hidden < BACKWARD_FACTOR_BELOW
-    factor = BACKWARD_FACTOR if stack.kind == "backward" and small else 1.0
-    return quickest._replace(us=factor * quickest.us)
+    return quickest if quickest.us <= MAX_TIME_RATIO * in_turn else None
 
 
 def _turns(layers: int, chunks: int, loops: int) -> int:

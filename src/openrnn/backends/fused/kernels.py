@@ -36,7 +36,8 @@ class NoKernelError(OpenRNNError, RuntimeError):
 
 
 MAX_COMPILED = 12  # ranked configurations that are compiled at most
-MOST_PASSED_OVER = 3  # sizes of kernels of which the device holds fewer clusters than planned
+# shapes (blocks of a cluster, batch rows) that are skipped at most, where a device holds too few
+MOST_SKIPPED = 3
 FEWER_FRAGMENTS = (0, 1, 2, 5, 9)  # of R in registers than planned, tried in turn
 AT_ONCE = 3  # tries compiled at a time where cores are idle; more are seldom needed
 
@@ -181,9 +182,9 @@ def kernel(
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
-    Devices of one name may hold different numbers of clusters. A kernel of which this one holds
-    fewer than planned, so that its rows need more rounds, is passed over, up to three sizes of
-    kernels. Where all need more rounds the first one is taken.
+    Devices of one name may hold different numbers of clusters. If this one holds fewer clusters of
+    a kernel than planned, so that its batch needs more rounds, the next shape is tried; after three
+    such shapes the first one is taken.
 
     Args:
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
@@ -194,7 +195,7 @@ def kernel(
     capability, processors = (about.major, about.minor), about.multi_processor_count
     limits, batch = Limits.of(capability, processors), 8 * batch_tiles
     slower: list[tuple[nvrtc.CudaKernel, LoopConfig]] = []
-    passed_over = set[tuple[int, int]]()  # blocks of a cluster and its rows
+    skipped = set[tuple[int, int]]()
     for made, config in fitting(
         kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
         loops, layers,
@@ -202,7 +203,7 @@ def kernel(
         shared, cooperative = config.shared(cell, dtype), config.is_cooperative
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
         if config.stepwise:
-            if slower:  # a loop that holds R comes before it, in more rounds, too
+            if slower:  # a kernel that needs more rounds is better than a launch for each step
                 break
             asked = kind, option_names, cell, dtype, hidden, batch, capability, processors
             if not plan.ranked(*asked)[0].stepwise:
@@ -215,15 +216,15 @@ def kernel(
             return kernel, config
         places = kernel.max_clusters
         if not plan.holds(places, config, batch, loops):
-            more_wanted = loops > 1
-        elif plan.extra_rounds(places, config, batch, limits):
+            counts = loops > 1
+        elif plan.needs_more_rounds(places, config, batch, limits):
             slower.append((kernel, config))
-            more_wanted = True
+            counts = True
         else:
             return kernel, config
-        if more_wanted:
-            passed_over.add((config.cluster, config.rows))
-        if len(passed_over) == MOST_PASSED_OVER:
+        if counts:
+            skipped.add((config.cluster, config.rows))
+        if len(skipped) == MOST_SKIPPED:
             break
     if slower:  # each needs more rounds than planned, or no other is left
         return slower[0]
