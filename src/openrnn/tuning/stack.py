@@ -56,27 +56,13 @@ def multiplies_together(layers: int, value_bytes: int, no_copies: bool) -> bool:
     return layers > 2 and value_bytes <= MOST_BYTES and no_copies
 
 
-@memo(1024)
-def best(
-    stack: wavefront.Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True
-) -> StackPlan | None:
-    """The quickest such launch; None where there is none, or by the models another way is quicker.
-
-    Args:
-        chunk: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
-        in_chunks: the stack may run as a wavefront instead.
-    """
-    asked = wavefront.request(stack, batch)
-    configs = plan.ranked(*asked, layers=stack.layers)
-    if chunk not in (None, 1) or not configs:
-        return None
-    if chunk is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
-        return None
+def _launch_us(stack: wavefront.Stack, steps: int, batch: int, config: KernelConfig) -> float:
+    """The time of all layers in one launch by the model, in microseconds."""
     limits = Limits.of(stack.capability, stack.processors)
     product, after = wavefront.products(stack, steps, batch)
-    step = plan.microseconds_of(stack.cell, stack.dtype, configs[0], batch, limits)
+    step = plan.microseconds_of(stack.cell, stack.dtype, config, batch, limits)
     us = (steps + stack.layers - 1) * step + product + LAUNCH
-    by_multicast = isinstance(configs[0], MulticastConfig)
+    by_multicast = isinstance(config, MulticastConfig)
     if stack.kind == "backward":
         if by_multicast:
             us += MULTICAST_BACKWARD_LAUNCH - LAUNCH
@@ -87,18 +73,40 @@ def best(
         part = BATCHED_PRODUCTS if together else 1.0
         us += (1 + part * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has
-    us *= MULTICAST_FACTOR if by_multicast else 1.0
+    return us * (MULTICAST_FACTOR if by_multicast else 1.0)
+
+
+def _other_us(stack: wavefront.Stack, steps: int, batch: int, in_chunks: bool) -> float:
+    """See `StackPlan.otherwise`."""
     other = wavefront.best(stack, steps, batch, None) if in_chunks else None
     if other is not None:
         small = stack.kind == "backward" and stack.hidden < WAVEFRONT_FACTOR_BELOW
-        otherwise = other.us * (WAVEFRONT_FACTOR if small else 1.0)
-    else:
-        times = plan.step_times(asked, 1)
-        alone = times.alone if times is not None else 0.0
-        loops = steps * alone + product + after + wavefront.CHUNK_COST
-        otherwise = stack.layers * loops
-    found = StackPlan(configs[0], us, otherwise)
-    if chunk == 1:
-        return found
+        return other.us * (WAVEFRONT_FACTOR if small else 1.0)
+    product, after = wavefront.products(stack, steps, batch)
+    times = plan.step_times(wavefront.request(stack, batch), 1)
+    alone = times.alone if times is not None else 0.0
+    return stack.layers * (steps * alone + product + after + wavefront.CHUNK_COST)
+
+
+@memo(1024)
+def best(
+    stack: wavefront.Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True
+) -> StackPlan | None:
+    """The quickest such launch; None where there is none, or by the models another way is quicker.
+
+    Args:
+        chunk: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
+        in_chunks: the stack may run as a wavefront instead.
+    """
+    configs = plan.ranked(*wavefront.request(stack, batch), layers=stack.layers)
+    if chunk not in (None, 1) or not configs:
+        return None
+    if chunk is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
+        return None
+    found = StackPlan(
+        configs[0],
+        _launch_us(stack, steps, batch, configs[0]),
+        _other_us(stack, steps, batch, in_chunks),
+    )
     known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)
-    return found if known and us <= found.otherwise else None
+    return found if chunk == 1 or (known and found.us <= found.otherwise) else None
