@@ -7,6 +7,7 @@ import sys
 from copy import copy
 from functools import cache
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import forks
 import pytest
@@ -113,3 +114,35 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def fake_device(monkeypatch):
+    """A function of a name and of how many clusters of a kernel a device like an H200 holds.
+
+    It returns the configurations of the kernels that are loaded from then on. None is compiled.
+    """
+    import torch
+
+    from openrnn.backends.fused import kernels
+    from openrnn.native import nvrtc
+
+    def made(name, places):
+        tried = []
+
+        def binary(cell, dtype, config, arch, spin_limit=0):
+            return SimpleNamespace(resources=nvrtc.Resources(32, 0), config=config)
+
+        def loaded(made, cluster, threads, shared, device, cooperative=False):
+            tried.append(made.config)
+            return SimpleNamespace(max_clusters=places(made.config))
+
+        about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name=name)
+        monkeypatch.setattr(kernels, "binary", binary)
+        monkeypatch.setattr(nvrtc, "loaded", loaded)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+        kernels.kernel.cache_clear()
+        return tried
+
+    yield made
+    kernels.kernel.cache_clear()

@@ -101,6 +101,12 @@ def _uneven(cell: str) -> Iterator[Case]:
         yield {**case, "layers": 3, "wavefront": 1, "steps": 11}
 
 
+def splits_of(blocks: int) -> Callable[[Limits, int], Iterator[tuple[int, int]]]:
+    """In the place of `Limits.splits`: clusters of so many blocks alone."""
+    every = Limits.splits
+    return lambda limits, units: (one for one in every(limits, units) if one[0] == blocks)
+
+
 def streaming(cell: Traced, dtype: str, config: KernelConfig) -> KernelConfig:
     """A grid with half as much of R in registers, which reads half of the rest from memory."""
     held = config.register_fragments // 2
@@ -157,14 +163,11 @@ def run(
         some = (one for one in every if one.clusters > 1 and not one.wgmma)
         return tuple(streaming(cell, dtype, one) for one in some)
 
-    def splits(limits: Limits, units: int) -> Iterator[tuple[int, int]]:
-        return (one for one in every_split(limits, units) if one[0] == blocks)
-
     def launched(kernel: CudaKernel, config: KernelConfig, *given: Any) -> None:
         found.add((config.cluster, config.layers))
         launch(kernel, config, *given)
 
-    every_split, launch, found = Limits.splits, kernels.launch, set[tuple[int, int]]()
+    launch, found = kernels.launch, set[tuple[int, int]]()
     of_grids = {name: partial(grids, getattr(plan, name)) for name in ("forward", "backward")}
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
@@ -174,7 +177,7 @@ def run(
         if multicast
         else nullcontext(),
         patch.multiple(plan, **of_grids) if streams else nullcontext(),  # type: ignore[arg-type]
-        patch.object(Limits, "splits", splits) if blocks else nullcontext(),
+        patch.object(Limits, "splits", splits_of(blocks)) if blocks else nullcontext(),
         patch.object(kernels, "launch", launched) if blocks else nullcontext(),
         torch.set_grad_enabled(grad),
     ):

@@ -33,7 +33,7 @@ from openrnn.codegen.config import (
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS, PLAIN
-from openrnn.native import cublaslt, nvrtc
+from openrnn.native import cublaslt
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import MAIN, BeginLayer
@@ -547,32 +547,18 @@ def test_explain_lists_what_is_launched(monkeypatch, launched, grad):
 
 
 @pytest.fixture
-def holding(monkeypatch):
+def holding(fake_device):
     """A function: what `kernels.kernel` takes on a device that holds so many clusters by blocks."""
 
-    def taken(held, hidden, batch, kind="forward", cell=cells.lstm, loops=1):
-        taken.tried = tried = []
+    def taken(held, hidden, batch, kind="forward", loops=1):
+        def places(config):
+            return held.get(config.cluster, Limits.of((9, 0), 132).clusters(config.cluster))
 
-        def binary(cell, dtype, config, arch, spin_limit=0):
-            return SimpleNamespace(resources=nvrtc.Resources(32, 0), config=config)
-
-        def loaded(made, cluster, threads, shared, device, cooperative=False):
-            tried.append(made.config)
-            places = Limits.of((9, 0), 132).clusters(cluster)
-            return SimpleNamespace(max_clusters=held.get(cluster, places))
-
-        monkeypatch.setattr(kernels, "binary", binary)
-        monkeypatch.setattr(nvrtc, "loaded", loaded)
-        kernels.kernel.cache_clear()
+        taken.tried = fake_device("a device", places)
         flags = ("save",) if kind == "forward" else ()
-        asked = kind, trace(cell), "bfloat16", hidden, batch // 8, flags, 0, 0, loops
-        try:
-            return *kernels.kernel(*asked), tried
-        finally:
-            kernels.kernel.cache_clear()
+        asked = kind, trace(cells.lstm), "bfloat16", hidden, batch // 8, flags, 0, 0, loops
+        return *kernels.kernel(*asked), taken.tried
 
-    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="a device")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
     return taken
 
 

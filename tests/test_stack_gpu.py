@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from sanitize import splits_of
 from test_fused_gpu import FAIR, step
 from test_fused_lag import no_clusters
 from test_multicast_gpu import (
@@ -380,10 +381,7 @@ def test_sizes_of_clusters(cell, hidden, layers, dtype, batches):
 )
 def test_clusters_of_other_sizes(monkeypatch, cell, hidden, dtype, blocks):
     """17 and 15 groups of units, dealt out unevenly to most; several clusters have rows."""
-    splits = Limits.splits
-    monkeypatch.setattr(
-        Limits, "splits", lambda *asked: (one for one in splits(*asked) if one[0] == blocks)
-    )
+    monkeypatch.setattr(Limits, "splits", splits_of(blocks))
     memo.clear()
     net = stack_of(cell, hidden, 2, dtype)
     for steps in (1, 2, 5, 37):

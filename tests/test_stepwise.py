@@ -54,27 +54,13 @@ def test_they_compile_without_spills(capability, dtype, kind, flags):
         assert not made.resources.spilled
 
 
-def test_a_device_that_holds_no_other_kernel_takes_it(monkeypatch):
+def test_a_device_that_holds_no_other_kernel_takes_it(fake_device):
     """As where a slice has fewer multiprocessors than its driver says: nothing is refused."""
-    held = []
-
-    def binary(cell, dtype, config, arch, spin_limit=0):
-        return SimpleNamespace(resources=nvrtc.Resources(32, 0), config=config)
-
-    def loaded(made, cluster, threads, shared, device, cooperative=False):
-        held.append(made.config)
-        return SimpleNamespace(max_clusters=9 if made.config.stepwise else 0)
-
-    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="a slice")
-    monkeypatch.setattr(kernels, "binary", binary)
-    monkeypatch.setattr(nvrtc, "loaded", loaded)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    kernels.kernel.cache_clear()
+    tried = fake_device("a slice", lambda config: 9 if config.stepwise else 0)
     with pytest.warns(RuntimeWarning, match="a slice holds the blocks of no planned forward"):
         _, config = kernels.kernel("forward", trace(cells.lstm), "bfloat16", 512, 4, (), 0)
-    kernels.kernel.cache_clear()
     assert config.stepwise
-    assert len(held) == kernels.MAX_COMPILED + 1
+    assert len(tried) == kernels.MAX_COMPILED + 1
 
 
 class Watched:

@@ -34,7 +34,7 @@ def _first(loop: plan.LoopRequest, number: int = 1) -> KernelConfig | None:
 def _fits(loop: plan.LoopRequest, config: KernelConfig, blocks: int) -> bool:
     """Whether a device holds two loops, where a multiprocessor runs so many of their blocks."""
     limits = Limits.of(loop.capability, loop.processors)
-    return 2 * plan.clusters_of(config, loop.batch) <= blocks * limits.clusters(config.cluster)
+    return plan.holds(blocks * limits.clusters(config.cluster), config, loop.batch, 2)
 
 
 def idle(loop: plan.LoopRequest, number: int) -> float:

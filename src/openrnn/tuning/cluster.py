@@ -109,11 +109,15 @@ def cell_work(cell: Traced, dtype: str, config: KernelConfig) -> tuple[int, int,
     return cells, values, config.cluster * config.groups * config.tiles * 256
 
 
+def _costs(config: KernelConfig) -> _ClusterCosts:
+    return _FORWARD if isinstance(config, ForwardConfig) else _BACKWARD
+
+
 def cycles(cell: Traced, dtype: str, config: KernelConfig) -> float:
     """The model's time of one step of one cluster for one set of rows, alone on the device."""
     quarter = -(-config.warps // 4)  # warps of a quarter of a multiprocessor
     fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
-    cost = _FORWARD if isinstance(config, ForwardConfig) else _BACKWARD
+    cost = _costs(config)
     cells, values, exchanged = cell_work(cell, dtype, config)
     # the four warps of a warpgroup read their operand once
     readers = config.warps / 4 if config.wgmma else config.warps
@@ -142,10 +146,9 @@ def blocks_of_multiprocessor(cell: Traced, dtype: str, config: KernelConfig) -> 
 
 def step_cycles(cell: Traced, dtype: str, config: KernelConfig, batch: int) -> float:
     """The model's time of one step of the whole batch, in cycles."""
-    cost = _FORWARD if isinstance(config, ForwardConfig) else _BACKWARD
     clusters, places = -(-batch // config.rows), clusters_at_once(config.cluster)
     shared = min(blocks_of_multiprocessor(cell, dtype, config), -(-clusters // places))
     alone = cycles(cell, dtype, config)
-    several = 1 + cost.turn * (config.tiles_in_flight - 1)
+    several = 1 + _costs(config).turn * (config.tiles_in_flight - 1)
     further = (shared - 1) * min(1.0, max(0.0, alone - _SPARE) / _FILLED)
     return alone * several * (1 + further) * -(-clusters // (places * shared))

@@ -10,8 +10,7 @@ from typing import NamedTuple, TypeVar
 from openrnn.codegen.bounds import half_operands
 from openrnn.codegen.config import GridBackwardConfig, GridForwardConfig
 from openrnn.codegen.trace import Traced
-from openrnn.tuning import measured
-from openrnn.tuning.limits import Limits, filled, registers_of_thread
+from openrnn.tuning.limits import POWERS_OF_TWO, Limits, filled, registers_of_thread
 
 Config = TypeVar("Config", GridForwardConfig, GridBackwardConfig)
 
@@ -52,13 +51,10 @@ _BACKWARD = _GridCosts(
 )  # fmt: skip
 
 
-_CLUSTERS = (1, 2, 4, 8, 16)  # blocks; clusters of other sizes were not measured in grids
-
-
 def _splits(units: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
     """Blocks of a cluster, clusters that share R, and groups of each cluster."""
     for cluster, places in limits.places:
-        if cluster not in _CLUSTERS:
+        if cluster not in POWERS_OF_TWO:  # others were not measured in grids
             continue
         found = set()
         for copies in (1, 2, 4):  # of R, that the device holds
@@ -83,8 +79,7 @@ def fitting(
     for config in every:
         held += filled(cell, dtype, config, _free(cell, config), limits)
     yield from held
-    known = limits.wgmma and limits.clusters(1) == measured.PROCESSORS
-    for config in every if known and not held else []:
+    for config in every if limits.has_h200_clusters and not held else []:
         yield from _streaming(cell, dtype, config, limits)
 
 

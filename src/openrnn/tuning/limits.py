@@ -20,7 +20,7 @@ _H200 = (
     (10, 7), (12, 7), (14, 7), (16, 7),
 )  # fmt: skip
 _SIZES = tuple(size for size, _ in _H200)
-_POWERS = (1, 2, 4, 8, 16)  # of two: the sizes that are planned where no others were measured
+POWERS_OF_TWO = (1, 2, 4, 8, 16)  # the sizes that are planned where no others were measured
 # clusters of a grid must all be resident: how many are is known for the large devices
 _PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
 
@@ -63,7 +63,7 @@ class Limits:
     def splits(self, units: int) -> Iterator[tuple[int, int]]:
         """Blocks of a cluster that holds all of R, and the most groups that one of them owns."""
         groups = units // 8
-        for cluster in _SIZES if self.has_h200_clusters else _POWERS:
+        for cluster in _SIZES if self.has_h200_clusters else POWERS_OF_TWO:
             if cluster <= min(self.cluster, groups):
                 yield cluster, -(-groups // cluster)
 

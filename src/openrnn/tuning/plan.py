@@ -308,8 +308,8 @@ def fits_concurrently(config: KernelConfig, batch: int, loops: int, limits: Limi
     """
     if loops == 1:
         return True
-    return not config.streamed_fragments and loops * clusters_of(config, batch) <= limits.clusters(
-        config.cluster
+    return not config.streamed_fragments and holds(
+        limits.clusters(config.cluster), config, batch, loops
     )
 
 
@@ -337,7 +337,7 @@ def needs_more_rounds(places: int, config: KernelConfig, batch: int, limits: Lim
 
 def clusters_of(config: KernelConfig, batch: int) -> int:
     """The clusters of a launch for all rows of a batch."""
-    return -(-batch // config.rows) * config.clusters
+    return ceil_div(batch, config.rows) * config.clusters
 
 
 def first_try(hidden: int, config: Config, option_names: OptionNames) -> Config:

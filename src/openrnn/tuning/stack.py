@@ -85,7 +85,7 @@ def _other_us(stack: wavefront.Stack, steps: int, batch: int, in_chunks: bool) -
     product, after = wavefront.products(stack, steps, batch)
     times = plan.step_times(wavefront.request(stack, batch), 1)
     alone = times.alone if times is not None else 0.0
-    return stack.layers * (steps * alone + product + after + wavefront.CHUNK_COST)
+    return wavefront.layer_by_layer(stack, steps * alone, product + after)
 
 
 @memo(1024)

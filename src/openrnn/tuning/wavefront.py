@@ -84,6 +84,11 @@ def products(stack: Stack, steps: int, batch: int) -> tuple[float, float]:
     )
 
 
+def layer_by_layer(stack: Stack, loop: float, all_products: float) -> float:
+    """The time of all layers one after the other, from that of a layer's loop and products."""
+    return stack.layers * (loop + all_products + CHUNK_COST)
+
+
 @memo(1024)
 def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront | None:
     """The quickest wavefront; None where layer by layer is as quick, and where steps are launches.
@@ -105,7 +110,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     product, after = products(stack, steps, batch)
     loop = steps * times.several
     alone = GRID_PRODUCTS * product if loops > 1 else product
-    in_turn = stack.layers * (steps * times.alone + alone + after + CHUNK_COST)
+    in_turn = layer_by_layer(stack, steps * times.alone, alone + after)
 
     def cut(count: int) -> Wavefront:
         if loops > 1:  # a diagonal of the schedule begins when all of the one before has ended

@@ -216,14 +216,13 @@ def kernel(
             return kernel, config
         places = kernel.max_clusters
         if not plan.holds(places, config, batch, loops):
-            counts = loops > 1
+            if loops == 1:  # not one copy of R, or of a stack, is resident
+                continue
         elif plan.needs_more_rounds(places, config, batch, limits):
             slower.append((kernel, config))
-            counts = True
         else:
             return kernel, config
-        if counts:
-            skipped.add((config.cluster, config.rows))
+        skipped.add((config.cluster, config.rows))
         if len(skipped) == MOST_SKIPPED:
             break
     if slower:  # each needs more rounds than planned, or no other is left

@@ -175,9 +175,9 @@ def in_wavefront(
     except kernels.NoKernelError:
         return None
     # the kernel that was loaded may be another than the first of the ranking
-    clusters = plan.clusters_of(loop.config, key.batch)
-    held = not loop.polls or 1 < found.loops <= loop.kernel.max_clusters // clusters
-    if not held or loop.config.reads_r:
+    places = loop.kernel.max_clusters
+    several = found.loops > 1 and plan.holds(places, loop.config, key.batch, found.loops)
+    if (loop.polls and not several) or loop.config.reads_r:
         return None
     cut = Chunking(
         chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
@@ -310,7 +310,7 @@ def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float
 def _driver_fits_twice(layer: LayerKernels, batch: int, options: LoopOptions, loops: int) -> bool:
     """Whether the device holds two loops of a kernel, by the driver's word."""
     kernel, config = layer.kernel(batch, options, loops)
-    return not config.reads_r and 2 * plan.clusters_of(config, batch) <= kernel.max_clusters
+    return not config.reads_r and plan.holds(kernel.max_clusters, config, batch, 2)
 
 
 def _cut(
