@@ -739,10 +739,10 @@ def test_explain_has_a_line_for_the_launch():
 
 @pytest.mark.usefixtures("no_compiler")
 def test_explain_says_which_warps_multiply_inputs():
-    """Of a stack in clusters: three layers in eight blocks each, for each eight rows."""
+    """Of a stack in clusters: three layers in 16 blocks each, for each eight rows."""
     lines = describe.describe(problem(256, 3, steps=128, batch=16))
     (line,) = [line for line in lines if line.startswith("forward of 3 layers in one launch")]
-    assert "2 x 3 layers x cluster of 8 blocks of 256 threads, 8 rows each, " in line
+    assert "2 x 3 layers x cluster of 16 blocks of 128 threads, 8 rows each, " in line
     assert ", half of the warps multiply y of the layer below, " in line
     assert any("multiply gate gradients of the layer above" in line for line in lines)
 
@@ -812,3 +812,34 @@ def test_explain_says_why_it_is_refused(reason, changed):
     assert not any("in one launch, each" in line for line in lines)
     unasked = describe.describe(problem(steps=128, batch=64, **changed))
     assert not any("in spite of" in line for line in unasked)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_explain_says_why_two_directions_are_no_wavefront():
+    lines = describe.describe(problem(wavefront=16, steps=128, batch=64, bidirectional=True))
+    for kind in KINDS:
+        said = "layer by layer, in spite of wavefront=16: a layer of two directions needs all steps"
+        assert sum(line.startswith(f"{kind} {said}") for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("hidden", "warps", "polls", "rounds", "in_flight", "held"),
+    [
+        (256, 4, 8, 1, 8, 16),
+        (320, 4, 10, 1, 10, 14),
+        (384, 4, 12, 1, 12, 13),
+        (448, 4, 14, 2, 7, 16),
+        (512, 4, 16, 2, 8, 16),
+        (512, 8, 8, 1, 8, 16),
+        (512, 2, 32, 3, 11, 14),
+    ],
+)
+def test_polls_of_a_thread_come_in_equal_rounds(hidden, warps, polls, rounds, in_flight, held):
+    """In backward: up to 12 in flight where a thread may have 255 registers, else 8."""
+    cell, dtype = trace(cells.lstm), "bfloat16"
+    config = ClusterStackBackwardConfig(hidden, 8, warps, 8, 1, 1, 16)
+    assert config.polls(cell, dtype) == polls
+    assert config.poll_rounds(cell, dtype) == rounds
+    assert config.polls_in_flight(cell, dtype) == in_flight
+    assert config.input_register_fragments(cell, dtype) == held
+    assert config.input_fragments(cell, dtype) >= 16

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from openrnn.codegen.config import BackwardConfig, ForwardConfig, KernelConfig, ceil_div
+from openrnn.codegen.config import SIZES, BackwardConfig, ForwardConfig, KernelConfig, ceil_div
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS
 
@@ -42,6 +42,31 @@ class ClusterStackConfig(KernelConfig):
     def input_fragments(self, cell: Traced, dtype: str) -> int:
         """Fragments of W_ih of an input warp."""
 
+    def input_register_fragments(self, cell: Traced, dtype: str) -> int:
+        """Those of an input warp that registers hold."""
+        return min(self.register_fragments, self.input_fragments(cell, dtype))
+
+    @abstractmethod
+    def _row_values(self, cell: Traced) -> int:
+        """Values of a row that input warps poll for."""
+
+    def polls(self, cell: Traced, dtype: str) -> int:
+        """Polls of a thread of the input warps in each step: 16 bytes each."""
+        return ceil_div(self.rows * self._row_values(cell) * SIZES[dtype], 16 * 32 * self.warps)
+
+    @property
+    def _most_in_flight(self) -> int:
+        """Polls of a thread on their way at a time, each in five registers."""
+        return 8
+
+    def poll_rounds(self, cell: Traced, dtype: str) -> int:
+        """Rounds of a step's polls: one begins when the one before has arrived."""
+        return ceil_div(self.polls(cell, dtype), self._most_in_flight)
+
+    def polls_in_flight(self, cell: Traced, dtype: str) -> int:
+        """Polls of a round."""
+        return ceil_div(self.polls(cell, dtype), self.poll_rounds(cell, dtype))
+
     @abstractmethod
     def _polled_bytes(self, cell: Traced, dtype: str) -> int:
         """Shared memory of the input warps' operand and partial sums."""
@@ -51,7 +76,8 @@ class ClusterStackConfig(KernelConfig):
         return super()._mbarrier_bytes() + ring
 
     def shared(self, cell: Traced, dtype: str) -> int:
-        matrix = max(0, self.input_fragments(cell, dtype) - self.register_fragments)
+        held = self.input_register_fragments(cell, dtype)
+        matrix = self.input_fragments(cell, dtype) - held
         of_inputs = self._polled_bytes(cell, dtype) + self.warps * matrix * 1024
         return super().shared(cell, dtype) + of_inputs
 
@@ -66,6 +92,9 @@ class ClusterStackForwardConfig(ClusterStackConfig, ForwardConfig):
     def input_fragments(self, cell: Traced, dtype: str) -> int:
         return self.fragments(cell, dtype)
 
+    def _row_values(self, cell: Traced) -> int:
+        return self.units
+
     def _polled_bytes(self, cell: Traced, dtype: str) -> int:
         return 2 * self.k_tiles(cell, dtype) * self.tiles * 512
 
@@ -77,12 +106,25 @@ class ClusterStackBackwardConfig(ClusterStackConfig, BackwardConfig):
     skeleton = "stack_backward.cuh"
     polled = "gate gradients of the layer above"
 
+    @property
+    def _most_in_flight(self) -> int:
+        return 12 if self.warps <= 4 else 8  # a thread has 255 registers, or 128
+
+    def _row_values(self, cell: Traced) -> int:
+        return len(cell.gates) * self.units
+
     def _input_k_tiles(self, cell: Traced, dtype: str) -> int:
         whole = ceil_div(len(cell.gates) * self.units, self.k_tile_size(dtype))
         return ceil_div(whole, self.warps)
 
     def input_fragments(self, cell: Traced, dtype: str) -> int:
         return self._input_k_tiles(cell, dtype) * ceil_div(self.groups, 2)
+
+    def input_register_fragments(self, cell: Traced, dtype: str) -> int:
+        """Fewer where many polls are in flight: a fragment has eight registers."""
+        taken = ceil_div(5 * max(0, self.polls_in_flight(cell, dtype) - 8), 8)
+        most = self.register_fragments - taken
+        return max(0, min(most, self.input_fragments(cell, dtype)))
 
     def _polled_bytes(self, cell: Traced, dtype: str) -> int:
         operand = self._input_k_tiles(cell, dtype) * self.tiles * 512

@@ -11,7 +11,7 @@ from dataclasses import fields
 from importlib.resources import files
 
 from openrnn.codegen.bounds import half_operands
-from openrnn.codegen.cluster_stack_config import ClusterStackForwardConfig
+from openrnn.codegen.cluster_stack_config import ClusterStackConfig, ClusterStackForwardConfig
 from openrnn.codegen.config import (
     SIZES,
     BackwardConfig,
@@ -116,6 +116,9 @@ def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
     }  # fmt: skip
     if config.kind == "backward":
         constants["FACTORS"] = len(derivative_parts(cell)[0].outputs)
+    if isinstance(config, ClusterStackConfig):
+        constants["INPUT_REGISTER_FRAGMENTS"] = config.input_register_fragments(cell, dtype)
+        constants["POLLS_IN_FLIGHT"] = config.polls_in_flight(cell, dtype)
     lines = _head(config.kind, cell, dtype, legend)
     lines += _defined(constants)
     lines += ["#ifndef SPIN_LIMIT\n#define SPIN_LIMIT 0\n#endif"]
@@ -172,6 +175,7 @@ def _numbers(dtype: str) -> dict[str, int]:
     return {
         "BFLOAT": dtype == "bfloat16", "NARROW": SIZES[dtype] == 2, "HALF_OPERANDS": False,
         "PADDED": False, "SCALED": 0, "LAYERS": 1, "STREAMED_FRAGMENTS": 0,
+        "INPUT_REGISTER_FRAGMENTS": 0,
     }  # fmt: skip
 
 

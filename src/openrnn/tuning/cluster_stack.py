@@ -22,15 +22,16 @@ _MOST_WARPS = 8  # of the loop: a block has twice as many, and threads need regi
 
 
 class _Costs(NamedTuple):
-    """Cycles of a step, fitted to 506 kernels of 33 stacks on an H100.
+    """Cycles of a step, fitted to 621 kernels of 64 stacks on an H100 and an H200.
 
     The stacks are LSTMs, GRUs and RNNs, H 40 to 512, B 1 to 256, in bfloat16 and float32. The
-    standard deviation is 9%.
+    standard deviation is 8%.
     """
 
     step: float  # of every step
     cluster: float  # more, in a cluster
-    wide_cluster: float  # and in one of more than 8 blocks, of which 16 was measured
+    wide_cluster: float  # and in one of more than 8 blocks
+    layer: float  # for each layer
     mma: float  # for each mma of a quarter of a multiprocessor
     load: float  # for each 128 bytes of shared memory
     cell: float  # for each cell function, of two cells a lane
@@ -38,25 +39,26 @@ class _Costs(NamedTuple):
     wide: float  # more for each cell function in float32
     byte: float  # for each byte that blocks exchange
     poll: float  # for each poll of a thread
+    round: float  # for each round of its polls after the first
     device: float  # more where blocks fill the device
     float32: float  # factor on all of it in float32
 
 
 _FORWARD = _Costs(
-    step=483, cluster=138, wide_cluster=300, mma=8.4, load=0.86, cell=22, value=43, wide=140,
-    byte=0.012, poll=24.5, device=10, float32=1.0,
+    step=115, cluster=166, wide_cluster=144, layer=62, mma=5.4, load=0.88, cell=60, value=50,
+    wide=155, byte=0.044, poll=26, round=915, device=37, float32=0.95,
 )  # fmt: skip
 _BACKWARD = _Costs(
-    step=366, cluster=0, wide_cluster=0, mma=14.4, load=0.79, cell=68, value=30.6, wide=184,
-    byte=0.06, poll=49, device=126, float32=1.2,
+    step=235, cluster=0, wide_cluster=0, layer=36, mma=8.8, load=1.02, cell=85, value=26,
+    wide=0, byte=0.066, poll=54, round=226, device=61, float32=1.35,
 )  # fmt: skip
 # registers of a thread besides R: an input warp holds what it polls for
 _TAKEN = 72
 
 
-# The largest H by default, by bytes of a value. Beyond these backward was slower than the other way
-# (GRUs of 3 x 512 in bf16 and of 4 x 256 in tf32, an LSTM of 3 x 256 in tf32), or was not measured.
-_MOST_HIDDEN = {"forward": {2: 512, 4: 512}, "backward": {2: 320, 4: 128}}
+# The largest H by default, by bytes of a value. Beyond it backward in tf32 was slower than the
+# other way (seven stacks of H 160 to 384 in benchmarks/log/stack-polls.jsonl); others hardly fit.
+_MOST_HIDDEN = {"forward": {2: 512, 4: 512}, "backward": {2: 512, 4: 128}}
 
 
 def knows(kind: str, dtype: str, hidden: int) -> bool:
@@ -120,25 +122,19 @@ def step_cycles(
     """
     quarter = max(1.0, config.warps / 2)  # warps of a quarter of a multiprocessor
     fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
-    row = config.units * SIZES[dtype]  # bytes that input warps poll for
     cells, values, exchanged = cell_work(cell, dtype, config)
-    if isinstance(config, ForwardConfig):
-        cost = _FORWARD
-    else:
-        cost = _BACKWARD
-        row *= len(cell.gates)
+    cost = _FORWARD if isinstance(config, ForwardConfig) else _BACKWARD
     in_memory = fragments + config.input_fragments(cell, dtype)
-    in_memory -= config.register_fragments + min(
-        config.register_fragments, config.input_fragments(cell, dtype)
-    )
+    in_memory -= config.register_fragments + config.input_register_fragments(cell, dtype)
     loads = config.warps * (2 * k_tiles * config.tiles * 4 + in_memory * 8)
-    polls = -(-8 * config.tiles * row // (16 * 32 * config.warps))
     wide = cost.wide if SIZES[dtype] == 4 else 0.0
-    found = cost.step + (cost.cluster if config.cluster > 1 else 0.0)
+    found = cost.step + config.layers * cost.layer
+    found += cost.cluster if config.cluster > 1 else 0.0
     found += cost.wide_cluster if config.cluster > 8 else 0.0
     found += fragments * config.tiles * quarter * cost.mma + loads * cost.load
     found += cells * (quarter * (cost.cell + wide) + values * cost.value)
-    found += exchanged * cost.byte + polls * cost.poll
+    found += exchanged * cost.byte + config.polls(cell, dtype) * cost.poll
+    found += (config.poll_rounds(cell, dtype) - 1) * cost.round
     blocks = config.layers * -(-batch // config.rows) * config.cluster
     found += cost.device * min(1.0, blocks / limits.clusters(1))
     copies = limits.clusters(config.cluster) // config.layers

@@ -43,8 +43,6 @@ using namespace own;
 constexpr int ABOVE_TILES = ((GATES * UNITS + K_TILE - 1) / K_TILE + WARPS - 1) / WARPS;
 constexpr int ABOVE_ROWS = (BLOCK_GROUPS + 1) / 2;  // of 16 units
 constexpr int ABOVE_FRAGMENTS = ABOVE_TILES * ABOVE_ROWS;
-constexpr int ABOVE_HELD =  // in registers
-    ABOVE_FRAGMENTS < REGISTER_FRAGMENTS ? ABOVE_FRAGMENTS : REGISTER_FRAGMENTS;
 
 // shared memory, in bytes: mbarriers, numbers of rows, gate gradients, in a stack those of the
 // layer above, two buffers of shares of dh, ring of inputs, R, in a stack W_ih of the layer above
@@ -61,7 +59,7 @@ constexpr int RING_BYTES = STAGES * STAGE_BYTES;       // of a warp
 constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int AT_INPUT_WEIGHTS = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 constexpr int AT_INPUT_SHARES =
-    AT_INPUT_WEIGHTS + (STACK ? WARPS * (ABOVE_FRAGMENTS - ABOVE_HELD) * 1024 : 0);
+    AT_INPUT_WEIGHTS + (STACK ? WARPS * (ABOVE_FRAGMENTS - INPUT_REGISTER_FRAGMENTS) * 1024 : 0);
 constexpr int SHARED_BYTES = AT_INPUT_SHARES + (STACK ? WARPS * SHARE_BYTES : 0);
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
 

@@ -13,7 +13,7 @@ constexpr int OPERAND_K = GATES * UNITS;  // the planes of the input side come f
 namespace above {
 constexpr int K_TILES = ABOVE_TILES, MMA_ROWS = ABOVE_ROWS;
 #undef REGISTER_FRAGMENTS
-#define REGISTER_FRAGMENTS ABOVE_HELD
+#define REGISTER_FRAGMENTS INPUT_REGISTER_FRAGMENTS
 #include "product.cuh"
 
 // A warp's part of K of the rows of the block's units.

@@ -8,26 +8,30 @@
 
 constexpr int ROW_CHUNKS = OPERAND_K / CHUNK;  // of 16 bytes in memory
 constexpr int POLLS = (ROWS * ROW_CHUNKS + THREADS - 1) / THREADS;  // of a thread, a step
-constexpr int IN_FLIGHT = POLLS < 8 ? POLLS : 8;                    // of them at a time
 constexpr int AHEAD = POLLS <= 4 ? 2 : 1;                           // steps
 static_assert(OPERAND_K % CHUNK == 0, "whole chunks");
+static_assert(POLLS_IN_FLIGHT <= POLLS, "codegen/cluster_stack_config.py counts polls otherwise");
 
 // the input warps of a block
 INLINE void input_barrier() { asm volatile("barrier.sync 2, %0;" ::"n"(THREADS) : "memory"); }
 
-// Of a thread's poll number p: where it is, in 16 bytes from the first of row 0, NOWHERE for none;
-// and where in the operand it goes.
-constexpr uint32 NOWHERE = ~0u;
-INLINE uint32 poll_offset(const Place& here, int p, int row_values, const int* rows) {
-    const int number = p * THREADS + here.thread, r = number / ROW_CHUNKS;
-    const int b = r < ROWS ? rows[r] : -1;
-    return b < 0 ? NOWHERE : uint32(b) * uint32(row_values / CHUNK) + number % ROW_CHUNKS;
-}
-INLINE int poll_place(const Place& here, int p) {
-    const int number = p * THREADS + here.thread;
-    const int r = number / ROW_CHUNKS, k = number % ROW_CHUNKS * CHUNK;
-    return operand_offset(k / CHUNK_K, r / 8, r % 8) + k % CHUNK_K * sizeof(operand_t);
-}
+// Of a thread's poll number p: the row, and the chunk of 16 bytes in it.
+struct Polled {
+    int row, chunk;
+    INLINE Polled(const Place& here, int p) {
+        if constexpr (ROW_CHUNKS % THREADS == 0) {  // rows are the same for all threads
+            row = p / (ROW_CHUNKS / THREADS);
+            chunk = p % (ROW_CHUNKS / THREADS) * THREADS + here.thread;
+        } else {
+            row = (p * THREADS + here.thread) / ROW_CHUNKS;
+            chunk = (p * THREADS + here.thread) % ROW_CHUNKS;
+        }
+    }
+    INLINE int place() const {  // in the operand
+        const int k = chunk * CHUNK;
+        return operand_offset(k / CHUNK_K, row / 8, row % 8) + k % CHUNK_K * sizeof(operand_t);
+    }
+};
 
 INLINE void store_operand(unsigned char* place, uint4 words) {
 #if HALF_OPERANDS
@@ -40,56 +44,59 @@ INLINE void store_operand(unsigned char* place, uint4 words) {
 #endif
 }
 
+// Where a poll reads, in 16 bytes from the first of row 0; NOWHERE where the batch has no such row.
+constexpr uint32 NOWHERE = ~0u;
+
 // What a thread polls for in each step.
 struct Polls {
     const storage_t* first;  // of the first step, in row 0
     int64 step_bytes;
     int row_values;
     const int* rows;
-    uint32 offset[IN_FLIGHT];  // of the polls on their way
-    int place[IN_FLIGHT];
-    uint4 found[AHEAD][IN_FLIGHT];
+    uint32 offset[POLLS_IN_FLIGHT];  // of the first polls of a step
+    uint4 found[AHEAD][POLLS_IN_FLIGHT];
 
     INLINE Polls(const Place& here, const storage_t* first, int64 step_bytes, int row_values,
                  const int* rows)
         : first(first), step_bytes(step_bytes), row_values(row_values), rows(rows) {
-        find(here, 0);
+        find(here, 0, offset);
     }
-    // the polls from number `done` on
-    INLINE void find(const Place& here, int done) {
+    // Where the polls from number `done` on read.
+    INLINE void find(const Place& here, int done, uint32 (&where)[POLLS_IN_FLIGHT]) const {
         #pragma unroll
-        for (int p = 0; p < IN_FLIGHT; ++p) {
-            offset[p] = poll_offset(here, done + p, row_values, rows);
-            place[p] = poll_place(here, done + p);
+        for (int p = 0; p < POLLS_IN_FLIGHT; ++p) {
+            const Polled polled(here, done + p);
+            const int b = polled.row < ROWS ? rows[polled.row] : -1;
+            where[p] = b < 0 ? NOWHERE : uint32(b) * uint32(row_values / CHUNK) + polled.chunk;
         }
     }
-    INLINE uint4 poll_for(int i, int p) const {
-        if (offset[p] == NOWHERE) return make_uint4(0, 0, 0, 0);
-        return poll(advanced(first, i * step_bytes + int64(offset[p]) * 16));
+    INLINE uint4 poll_for(int i, uint32 where) const {
+        if (where == NOWHERE) return make_uint4(0, 0, 0, 0);
+        return poll(advanced(first, i * step_bytes + int64(where) * 16));
     }
     // turn: i % AHEAD, a constant, so that registers hold `found`
-    INLINE void begin(int turn, int i) {
+    INLINE void begin(int turn, int i, const uint32 (&where)[POLLS_IN_FLIGHT]) {
         #pragma unroll
-        for (int p = 0; p < IN_FLIGHT; ++p) found[turn][p] = poll_for(i, p);
+        for (int p = 0; p < POLLS_IN_FLIGHT; ++p) found[turn][p] = poll_for(i, where[p]);
     }
-    // until what these polls ask for is here; then it goes to the operand
-    INLINE void finish(int turn, int i, unsigned char* operand) {
-        uint4 (&words)[IN_FLIGHT] = found[turn];
-        await_arrival(words, [&](int p) { return poll_for(i, p); });
+    // Until what these polls ask for is here. Then it goes to the operand.
+    INLINE void finish(const Place& here, int turn, int i, unsigned char* operand, int done,
+                       const uint32 (&where)[POLLS_IN_FLIGHT]) {
+        uint4 (&words)[POLLS_IN_FLIGHT] = found[turn];
+        await_arrival(words, [&](int p) { return poll_for(i, where[p]); });
         #pragma unroll
-        for (int p = 0; p < IN_FLIGHT; ++p)
-            if (offset[p] != NOWHERE) store_operand(operand + place[p], words[p]);
+        for (int p = 0; p < POLLS_IN_FLIGHT; ++p)
+            if (where[p] != NOWHERE) store_operand(operand + Polled(here, done + p).place(), words[p]);
     }
-    // the other polls of step i, some at a time
+    // the other polls of step i, one round after the other
     INLINE void finish_others(const Place& here, int i, unsigned char* operand) {
-        if (POLLS == IN_FLIGHT) return;
         #pragma unroll 1
-        for (int done = IN_FLIGHT; done < POLLS; done += IN_FLIGHT) {
-            find(here, done);
-            begin(0, i);
-            finish(0, i, operand);
+        for (int done = POLLS_IN_FLIGHT; done < POLLS; done += POLLS_IN_FLIGHT) {
+            uint32 where[POLLS_IN_FLIGHT];
+            find(here, done, where);
+            begin(0, i, where);
+            finish(here, 0, i, operand, done, where);
         }
-        find(here, 0);
     }
 };
 
@@ -101,16 +108,16 @@ INLINE void run_input_warp(const Place& here, Polls& polls, int count, unsigned 
                            Multiply multiply) {
     #pragma unroll
     for (int turn = 0; turn < AHEAD; ++turn)
-        if (turn < count) polls.begin(turn, turn);
+        if (turn < count) polls.begin(turn, turn, polls.offset);
     for (int first = 0; first < count; first += AHEAD)
         #pragma unroll
         for (int turn = 0; turn < AHEAD; ++turn) {
             const int i = first + turn;
             if (i >= count) break;
             unsigned char* const operand = operands + i % BUFFERS * BYTES;
-            polls.finish(turn, i, operand);
+            polls.finish(here, turn, i, operand, 0, polls.offset);
             polls.finish_others(here, i, operand);
-            if (i + AHEAD < count) polls.begin(turn, i + AHEAD);
+            if (i + AHEAD < count) polls.begin(turn, i + AHEAD, polls.offset);
             input_barrier();  // all of the operand is there
             multiply(i, operand);
         }
