@@ -35,7 +35,7 @@ from openrnn.codegen.multicast_config import (
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.spec import Problem
-from openrnn.tuning import measured, plan
+from openrnn.tuning import cluster, measured, plan
 from openrnn.tuning.limits import Limits
 
 ABSENT = nvrtc.absent()
@@ -342,6 +342,20 @@ def test_a_slice_of_a_device_gets_smaller_grids():
         assert found
         for config in found:
             assert config.cluster * config.clusters <= processors
+
+
+def test_a_slice_of_a_device_takes_more_rounds_of_clusters():
+    """32 clusters of 8 blocks: a device of 132 multiprocessors holds 15, one of 16 holds one."""
+    cell = trace(cells.lstm)
+    config = ForwardConfig(256, 8, 4, 1, 1, 1, 16)
+
+    def cycles(processors):
+        limits = Limits.of((9, 0), processors)
+        return cluster.step_cycles(cell, "bfloat16", config, 256, limits)
+
+    rounds = cycles(16) / cycles(132)
+    assert 5 < rounds < 12
+    assert cycles(132) == cycles(None)
 
 
 @compiles

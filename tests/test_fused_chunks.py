@@ -400,6 +400,13 @@ def test_the_reserve_of_symbolic_sizes_meets_no_branch(reserved, recompute):
     assert len(reserved(steps, batch, recompute)) == 1
 
 
+def test_backends_without_wavefronts_say_so():
+    said = "wavefront without effect: its layers run one after the other"
+    for layers, wavefront, there in ((2, 16, True), (2, 1, True), (2, 0, False), (1, 16, False)):
+        layer = openrnn.LSTM(8, 8, layers, wavefront=wavefront)
+        assert (said in str(openrnn.explain(layer, quiet=True))) == there
+
+
 def test_backends_without_it_say_so():
     table = openrnn.explain(openrnn.LSTM(8, 8, recompute="gates"), quiet=True)
     assert "recompute without effect" in str(table)

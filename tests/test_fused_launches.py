@@ -312,8 +312,10 @@ def test_kernels_that_schedules_choose_are_known_by_values(
         config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops, layers)[
             0
         ]
-        shared = 1 if config.is_cooperative else blocks_of_multiprocessor(cell, dtype, config)
-        places = Limits.of((9, 0), 132).clusters(config.cluster)
+        limits, shared = Limits.of((9, 0), 132), 1
+        if not config.is_cooperative:
+            shared = blocks_of_multiprocessor(cell, dtype, config, limits)
+        places = limits.clusters(config.cluster)
         return SimpleNamespace(max_clusters=shared * places), config
 
     on_a_device(monkeypatch, lambda loops: None)

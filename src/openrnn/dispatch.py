@@ -189,6 +189,9 @@ def described(table: Table, *more: str) -> Table:
             asks = table.problem.grad and table.problem.spec.recompute != "none"
             if asks and not backend.recomputes:
                 lines = (*lines, "recompute without effect: it keeps all that backward reads")
+            stacked = table.problem.spec.num_layers > 1 and table.problem.spec.wavefront
+            if stacked and not backend.has_wavefronts:
+                lines = (*lines, "wavefront without effect: its layers run one after the other")
         rows.append(replace(row, details=lines))
     return replace(table, rows=tuple(rows))
 

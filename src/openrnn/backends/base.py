@@ -195,6 +195,7 @@ class Backend:
     can: Capabilities
     packed = False  # it takes packed sequences (N, I) as they are, without padding
     recomputes = False  # it saves memory where asked to; else it keeps all that backward reads
+    has_wavefronts = False  # layers of a stack run at the same time where asked to
     # it runs reverse layers itself; else `time_reversed` makes forward ones of them
     reverses = False
     # B * H up to which second derivatives run by its tangent cells (`higher/tangent.py`). Forward

@@ -20,10 +20,10 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
     config = _first(loop)
     if config is None or config.reads_r:
         return False
-    blocks = (
-        blocks_of_multiprocessor(loop.cell, loop.dtype, config) if not config.is_cooperative else 1
-    )
-    return _fits(loop, config, blocks)
+    limits, blocks = Limits.of(loop.capability, loop.processors), 1
+    if not config.is_cooperative:
+        blocks = blocks_of_multiprocessor(loop.cell, loop.dtype, config, limits)
+    return plan.holds(blocks * limits.clusters(config.cluster), config, loop.batch, 2)
 
 
 def _first(loop: plan.LoopRequest, number: int = 1) -> KernelConfig | None:
@@ -31,20 +31,16 @@ def _first(loop: plan.LoopRequest, number: int = 1) -> KernelConfig | None:
     return next(iter(plan.ranked(*loop, loops=number)), None)
 
 
-def _fits(loop: plan.LoopRequest, config: KernelConfig, blocks: int) -> bool:
-    """Whether a device holds two loops, where a multiprocessor runs so many of their blocks."""
-    limits = Limits.of(loop.capability, loop.processors)
-    return plan.holds(blocks * limits.clusters(config.cluster), config, loop.batch, 2)
-
-
 def idle(loop: plan.LoopRequest, number: int) -> float:
     """The share of multiprocessors that both loops leave idle; 0 for less than `overlap.ROOM`.
+
+    0, too, on devices of another compute capability than the measured one.
 
     Args:
         number: for how many loops at once their kernel is chosen.
     """
     config = _first(loop, number)
-    if config is None:
+    if config is None or loop.capability != measured.CAPABILITY:
         return 0.0
     blocks = 2 * plan.clusters_of(config, loop.batch) * config.cluster
     left = 1 - blocks / (loop.processors or measured.PROCESSORS)
@@ -117,7 +113,8 @@ def loops_to_fit(
         lost: us that products beside loops save in turn; in backward beyond those at once.
         beside: see `edges`.
     """
-    shared = not twice or not _fits(loop, plan.ranked(*loop)[0], 1)
+    first, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
+    shared = not twice or not plan.fits_concurrently(first, loop.batch, 2, limits)
     slower = plan.step_times(loop, 2) if shared else None
     times, number = slower, 2
     saved = 0.0 if slower is None else _saved(loop, steps, slower.several, beside, 2)

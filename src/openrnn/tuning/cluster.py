@@ -12,7 +12,7 @@ from openrnn.codegen.bounds import half_operands
 from openrnn.codegen.config import SIZES, BackwardConfig, ForwardConfig, KernelConfig, saved_names
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.trace import Traced
-from openrnn.tuning.limits import Limits, clusters_at_once, filled, registers_of_thread
+from openrnn.tuning.limits import Limits, filled, registers_of_thread
 
 
 class _ClusterCosts(NamedTuple):
@@ -136,18 +136,20 @@ def cycles(cell: Traced, dtype: str, config: KernelConfig) -> float:
     return found * cost.wgmma if config.wgmma else found
 
 
-def blocks_of_multiprocessor(cell: Traced, dtype: str, config: KernelConfig) -> int:
+def blocks_of_multiprocessor(cell: Traced, dtype: str, config: KernelConfig, limits: Limits) -> int:
     """Blocks that share a multiprocessor, by registers and shared memory."""
     taken = min(registers_of_thread(config.threads), 8 * config.register_fragments + 80)
     by_registers = 65536 // (taken * -(-config.threads // 128) * 128)
-    by_memory = 227 * 1024 // (config.shared(cell, dtype) + 1024)
+    by_memory = limits.shared // (config.shared(cell, dtype) + 1024)
     return max(1, min(by_registers, by_memory, 4))
 
 
-def step_cycles(cell: Traced, dtype: str, config: KernelConfig, batch: int) -> float:
+def step_cycles(
+    cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits
+) -> float:
     """The model's time of one step of the whole batch, in cycles."""
-    clusters, places = -(-batch // config.rows), clusters_at_once(config.cluster)
-    shared = min(blocks_of_multiprocessor(cell, dtype, config), -(-clusters // places))
+    clusters, places = -(-batch // config.rows), limits.expected_clusters(config.cluster)
+    shared = min(blocks_of_multiprocessor(cell, dtype, config, limits), -(-clusters // places))
     alone = cycles(cell, dtype, config)
     several = 1 + _costs(config).turn * (config.tiles_in_flight - 1)
     further = (shared - 1) * min(1.0, max(0.0, alone - _SPARE) / _FILLED)

@@ -14,14 +14,15 @@ _SHARED = {(8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 9): 99, (9, 0): 227, (10, 0
            (10, 3): 227, (11, 0): 227, (12, 0): 99, (12, 1): 99}  # fmt: skip
 _CLUSTER = {9: 16, 10: 16, 11: 8, 12: 8}
 # Blocks of a cluster, and how many such clusters an H200 holds at once, one block a multiprocessor.
-# It holds 9 of 9 blocks, and as many of 11, 13 and 15 as of the next even number.
+# Not planned: 9 blocks, of which it holds 9, and 11, 13 and 15, of which it holds as many as of 16.
 _H200 = (
     (1, 132), (2, 66), (3, 39), (4, 30), (5, 22), (6, 17), (7, 15), (8, 15),
     (10, 7), (12, 7), (14, 7), (16, 7),
 )  # fmt: skip
 _SIZES = tuple(size for size, _ in _H200)
 POWERS_OF_TWO = (1, 2, 4, 8, 16)  # the sizes that are planned where no others were measured
-# clusters of a grid must all be resident: how many are is known for the large devices
+# All clusters of a grid must be resident, so grids need this count. It was made on H200s; devices
+# of 10.0 and 10.3 are assumed to hold as many.
 _PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
 
 
@@ -55,6 +56,13 @@ class Limits:
         """How many clusters of so many blocks the device holds at once; 0 where it is not known."""
         return dict(self.places).get(size, 0)
 
+    def expected_clusters(self, size: int) -> int:
+        """The same for models of kernels that need not be resident; at least 1.
+
+        Where it is not known, an H200's.
+        """
+        return max(1, dict(self.places or _H200)[size])
+
     @property
     def has_h200_clusters(self) -> bool:
         """Whether this is a whole device of 9.0 with as many multiprocessors as an H200."""
@@ -66,11 +74,6 @@ class Limits:
         for cluster in _SIZES if self.has_h200_clusters else POWERS_OF_TWO:
             if cluster <= min(self.cluster, groups):
                 yield cluster, -(-groups // cluster)
-
-
-def clusters_at_once(cluster: int) -> int:
-    """How many clusters of so many blocks an H200 holds at once."""
-    return dict(_H200)[cluster]
 
 
 def registers_of_thread(threads: int) -> int:

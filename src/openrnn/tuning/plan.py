@@ -49,7 +49,7 @@ def cycles_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits
         return multicast.step_cycles(cell, config, batch, limits)
     if isinstance(config, ClusterStackConfig):
         return cluster_stack.step_cycles(cell, dtype, config, batch, limits)
-    return cluster.step_cycles(cell, dtype, config, batch)
+    return cluster.step_cycles(cell, dtype, config, batch, limits)
 
 
 def microseconds_of(
@@ -140,8 +140,9 @@ def ranked(
 ) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The kernels of a kind, "forward" or "backward", for calls with such options, best first.
 
-    Those that hold R or a part of it, and the one of a stepwise loop, which any device holds: last,
-    or first where it is quicker by a model that was fitted to such a device.
+    Those that hold R or a part of it. For one loop of one layer also the stepwise loop, which any
+    device holds: last, or first where its modelled time is less than the measured one of the first
+    other, which is modelled where it was not measured.
 
     Args:
         loops: how many such loops the device is to hold at once.
@@ -160,19 +161,22 @@ def ranked(
         return held
     last = stepwise.config(kind, units_of(hidden), batch)
     known = bool(held) and measured.knows(capability, processors)
-    if known and _quicker(kind, option_names, cell, dtype, hidden, batch, capability, processors):
+    if known and _stepwise_is_quicker(
+        kind, option_names, cell, dtype, hidden, batch, capability, processors
+    ):
         return (last, *held)
     return (*held, last)
 
 
 @memo(4096)
-def _quicker(
+def _stepwise_is_quicker(
     kind: str, option_names: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None,
 ) -> bool:  # fmt: skip
     """Whether a stepwise loop takes less than the first kernel of another kind.
 
-    With lengths those kernels end with their longest row; about half of all steps have rows. Where
+    With lengths it must be twice as quick, as other kernels stop at their longest row and it runs
+    all steps; rows are taken to have half of them in the mean. Where
     forward's H is no multiple of 8, gates are products of their own: not measured, and it is
     compared only with kernels that stream a part of R.
     """

@@ -3,6 +3,7 @@
 The kernels are those of `tuning/cluster_stack.py` and, for large batches, of `tuning/multicast.py`.
 """
 
+from math import inf
 from typing import NamedTuple
 
 from openrnn.codegen.config import SIZES, KernelConfig
@@ -84,7 +85,7 @@ def _other_us(stack: wavefront.Stack, steps: int, batch: int, in_chunks: bool) -
         return other.us * (WAVEFRONT_FACTOR if small else 1.0)
     product, after = wavefront.products(stack, steps, batch)
     times = plan.step_times(wavefront.request(stack, batch), 1)
-    alone = times.alone if times is not None else 0.0
+    alone = inf if times is None else times.alone  # no kernel holds R
     return wavefront.layer_by_layer(stack, steps * alone, product + after)
 
 

@@ -22,6 +22,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     spec, capability = problem.spec, problem.capability
     if capability is None:
         raise ValueError("a problem without the capability of a device")
+    problem = replace(problem, reset_state=reset_state)
     cell, name = traced(spec), problem.dtype_name
     arch, made = arch_of(capability), set[Binary]()
     plain = {("copy_rows", name), ("fill_flags", "float32")}

@@ -60,7 +60,7 @@ class Fused(Backend):
     """
 
     name = "fused"
-    recomputes = True
+    recomputes = has_wavefronts = True
     tangents_up_to = math.inf
     can = Capabilities(
         devices=frozenset({"cuda"}),

@@ -117,6 +117,8 @@ def _of_several(
     if spec.wavefront == 1:
         reason = wavefronts.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
         refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
+    elif spec.bidirectional and spec.wavefront:
+        refused = [_in_spite(problem, name, wavefronts.refusal(problem, steps, batch))]
     if spec.bidirectional:
         ways = both_at_once(problem, kind, option_names, steps, batch)
         if 2 not in ways:
@@ -155,7 +157,11 @@ def _of_several(
         )
         why = "its kernel takes the whole device, which holds two of no other"
         why = "each step is a GEMM and a launch" if first.stepwise else why
-    return [f"{name} layer by layer, in spite of wavefront={spec.wavefront}: {why}"]
+    return [_in_spite(problem, name, why)]
+
+
+def _in_spite(problem: Problem, name: str, reason: str | None) -> str:
+    return f"{name} layer by layer, in spite of wavefront={problem.spec.wavefront}: {reason}"
 
 
 def both_at_once(

@@ -182,9 +182,9 @@ def kernel(
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
-    Devices of one name may hold different numbers of clusters. If this one holds fewer clusters of
-    a kernel than planned, so that its batch needs more rounds, the next shape is tried; after three
-    such shapes the first one is taken.
+    Devices of one name may hold different numbers of clusters. If this one holds so few clusters of
+    a kernel that its batch needs half as many rounds again as planned, the next shape is tried (the
+    blocks and rows of a cluster); after three such shapes the first of them is taken.
 
     Args:
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.

@@ -329,7 +329,7 @@ def _cut(
     steps, reverse = key.steps, bool(layer.direction)
     row = layer.width * key.problem.dtype.itemsize  # bytes of the gate gradients of a step and row
     if key.reset_states:
-        number = 1  # the gradients of reset states are added up inside one launch
+        number = 1  # backward adds up the states' gradients in one launch; forward: not built
     elif key.recompute:
         number = chunks.for_recompute(steps, key.batch, row)
     else:

@@ -15,7 +15,10 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
     if reason := _any_refusal(problem, steps, batch):
         return reason
     if problem.reset_state:
-        return "the gradients of reset states are added up over all steps by one launch"
+        return (
+            "states for resets are given: backward adds up their gradients in one launch, and "
+            "forward in chunks is not built for them"
+        )
     if hidden % 8:
         return f"hidden_size {hidden}, needs a multiple of 8"
     return None
