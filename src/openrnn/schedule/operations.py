@@ -114,8 +114,8 @@ class GradientProducts(OfChunk):
     """dx, dW_ih and dW_hh of the chunk from its gate gradients.
 
     Args:
-        of: "all" of them; "x", "input" or "recurrent": dx, dW_ih or dW_hh; or "weights", the latter
-            two. "recurrent" and "weights" are of all steps, with biases and unit vectors.
+        of: "all" of them; "x", "w_ih" or "w_hh", the gradient of that alone; or "weights", those of
+            both matrices. "w_hh" and "weights" are of all steps, with biases and unit vectors.
     """
 
     verb = "gradient_products"
@@ -229,7 +229,7 @@ def gradient_products(
         return
     forked = [
         GradientProducts(layer, direction, chunk, of, stream=stream)
-        for of, stream in zip(("input", "recurrent"), fork_streams)
+        for of, stream in zip(("w_ih", "w_hh"), fork_streams)
     ]
     yield from fork([GradientProducts(layer, direction, chunk, "x")], forked)
 

@@ -8,7 +8,7 @@ from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
-from openrnn.backends.fused.layer_gradients import InputGradient, LayerGradients, LayerTensors
+from openrnn.backends.fused.layer_gradients import Dx, LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.backends.fused.pass_runner import address, fill_flags, transpose_all
 from openrnn.backends.fused.single_step import launch_backward
@@ -68,7 +68,7 @@ class BackwardPass(ForwardLoops):
             any(grad is not None for grad in self.d_reset_states),
         )
         self._dy = grads.y  # of the layer that began last
-        self._dx: dict[int, InputGradient | None] = {}  # of layers whose lower layer has not begun
+        self._dx: dict[int, Dx | None] = {}  # of layers whose lower layer has not begun
         self._input = call.x  # what the layer that began last read
         self._masked: Tensor | None = None  # the same, where a dropout mask precedes it
         self._current: dict[tuple[int, int], LayerGradients] = {}  # by layer and direction

@@ -11,9 +11,9 @@ from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.pass_runner import PassRunner, Weights, address
 from openrnn.backends.fused.weight_gradients import (
     WeightGradient,
-    add_input,
-    add_recurrent,
-    input_gradient,
+    add_w_hh,
+    add_w_ih,
+    write_dx,
 )
 from openrnn.schedule import Chunk, Chunking
 
@@ -31,11 +31,11 @@ class LayerTensors(NamedTuple):
     x: Tensor
     y: Tensor
     dy: Tensor | None
-    dx: "InputGradient | None"
+    dx: "Dx | None"
 
 
-class InputGradient:
-    """The gradient of x (T, B, I): of each step one direction writes it, and the other one adds.
+class Dx:
+    """The gradient of x (T, B, I): one direction writes that of a step, and the other adds to it.
 
     Args:
         tensor: memory for it.
@@ -69,8 +69,8 @@ class InputGradient:
 class Biases(NamedTuple):
     """Gradients of both biases and of all unit vectors; None where there are none or not wanted."""
 
-    input: Tensor | None
-    recurrent: Tensor | None
+    b_ih: Tensor | None
+    b_hh: Tensor | None
     unit_vectors: Tensor | None
 
 
@@ -89,7 +89,7 @@ class LayerGradients:
     Attributes:
         dx: None where not wanted.
         dy: this direction's part as the loop reads it.
-        input, recurrent: the gradients of w_ih and w_hh, None where not wanted.
+        w_ih, w_hh: the gradients of these matrices, None where not wanted.
         all_d_gates: the memory for gate gradients: of all steps, or of the longest chunk.
     """
 
@@ -117,14 +117,14 @@ class LayerGradients:
         self._reduced = False
         self.dx = tensors.dx
         if wanted[0] and self.dx is None:
-            self.dx = InputGradient(runner.empty(*x.shape))
-        self.input = self.recurrent = None
+            self.dx = Dx(runner.empty(*x.shape))
+        self.w_ih = self.w_hh = None
         # products of each chunk add to the weights
         several = len(chunks) > 1 and chunking.mode not in {"wavefront", "both_directions"}
         if weights.w_ih is not None and wanted[1]:
-            self.input = WeightGradient(weights, layer.left_spans, x.shape[2], several)
+            self.w_ih = WeightGradient(weights, layer.left_spans, x.shape[2], several)
         if wanted[2]:
-            self.recurrent = WeightGradient(weights, layer.right_spans, layer.hidden, several)
+            self.w_hh = WeightGradient(weights, layer.right_spans, layer.hidden, several)
         # made here, on the main stream: what products of both streams read, and what a side stream
         # writes for the caller
         if chunking.mode in {"wavefront", "both_directions"} or chunking.forks:
@@ -152,19 +152,19 @@ class LayerGradients:
                 here = d_gates
                 if part != chunk:  # a slice costs the host
                     here = d_gates[part.begin - chunk.begin : part.end - chunk.begin]
-                input_gradient(self.weights, part.of(self.dx.tensor), here, add)
-        if self.input is not None and of in ("all", "weights", "input"):
-            add_input(self.weights, chunk.of(self.x), d_gates, self.input)
-        if self.recurrent is not None and of in ("all", "weights", "recurrent"):
-            add_recurrent(runner, self.weights, chunk, self.y, d_gates, self.recurrent)
-        if of in ("weights", "recurrent"):  # of all steps
+                write_dx(self.weights, part.of(self.dx.tensor), here, add)
+        if self.w_ih is not None and of in ("all", "weights", "w_ih"):
+            add_w_ih(self.weights, chunk.of(self.x), d_gates, self.w_ih)
+        if self.w_hh is not None and of in ("all", "weights", "w_hh"):
+            add_w_hh(runner, self.weights, chunk, self.y, d_gates, self.w_hh)
+        if of in ("weights", "w_hh"):  # of all steps
             self._reduce_biases()
 
     def finished(self) -> Found:
         """The gradients of the parameters, after the products of all chunks."""
         found: Found = [None] * (5 + self.layer.vectors)
-        found[0] = None if self.input is None else self.input.finished()
-        found[1] = None if self.recurrent is None else self.recurrent.finished()
+        found[0] = None if self.w_ih is None else self.w_ih.finished()
+        found[1] = None if self.w_hh is None else self.w_hh.finished()
         if not self._reduced:
             self._reduce_biases()
         found[2], found[3], vectors = self.biases()
@@ -209,7 +209,7 @@ class LayerGradients:
         biases, sums = self.biases(), self._sums
         return self.layer.reduce_bias_args.words(
             sums=address(sums), parts=0 if sums is None else sums.shape[0],
-            input_bias=address(biases.input), recurrent_bias=address(biases.recurrent),
+            input_bias=address(biases.b_ih), recurrent_bias=address(biases.b_hh),
             unit_vectors=address(biases.unit_vectors),
         )  # fmt: skip
 

@@ -23,8 +23,11 @@ def input_product(layer: LayerKernels, inner: int, rows: int, full: bool = False
 
 
 @memo(1024)
-def input_gradient(layer: LayerKernels, inner: int, rows: int) -> Product:
-    """dx (rows, inner) = the input side's gate gradients (rows, G*units) W_ih."""
+def dx(layer: LayerKernels, inner: int, rows: int) -> Product:
+    """dx (rows, inner) = the input side's gate gradients (rows, G*units) W_ih.
+
+    Of one step also dh, from the recurrent side's gate gradients and R.
+    """
     return product_for(
         layer.dtype, layer.device, (rows, inner, layer.gates * layer.units),
         Layout(layer.width), Layout(inner), Layout(inner),

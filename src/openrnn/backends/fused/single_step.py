@@ -134,8 +134,8 @@ def launch_backward(
         dy=address(dy),
         dy_row=0 if dy is None else dy.stride(1),
         d_gates=d_gates.data_ptr(),
-        input_bias=address(biases.input),
-        recurrent_bias=address(biases.recurrent),
+        input_bias=address(biases.b_ih),
+        recurrent_bias=address(biases.b_hh),
         d_vectors=address(biases.unit_vectors),
         vectors=address(at.weights.unit_vectors),
         d_final=runner.states(layer, grads[0]),
@@ -145,6 +145,6 @@ def launch_backward(
     step.kernel.launch(step.blocks, words)
     if d_before[0]:
         right = (layer.width - layer.gates * layer.units) * d_gates.element_size()
-        product = products.input_gradient(layer, layer.hidden, runner.batch)
+        product = products.dx(layer, layer.hidden, runner.batch)
         rows = at.weights.recurrent_by_planes.data_ptr()
         product.run(d_gates.data_ptr() + right, rows, d_before[0], True)

@@ -16,8 +16,8 @@ from openrnn.backends.fused.pass_runner import PassRunner
 from openrnn.backends.fused.weight_gradients import (
     Rows,
     WeightGradient,
-    add_input,
-    add_recurrent,
+    add_w_hh,
+    add_w_ih,
 )
 from openrnn.schedule import Chunk
 from openrnn.tuning import stack
@@ -32,26 +32,26 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
         each: of all layers, layer 0 first; chunk: all steps.
     """
     upper, lower = each[1:], each[:-1]
-    inputs = [one.input for one in upper if one.input is not None]
-    recurrent = [one.recurrent for one in lower if one.recurrent is not None]
-    all_wanted = len(inputs) == len(recurrent) == len(upper)
+    w_ih = [one.w_ih for one in upper if one.w_ih is not None]
+    w_hh = [one.w_hh for one in lower if one.w_hh is not None]
+    all_wanted = len(w_ih) == len(w_hh) == len(upper)
     layer = each[0].layer
     no_copies = layer.exact and runner.reset is None
     if all_wanted and stack.multiplies_together(len(each), layer.dtype.itemsize, no_copies):
-        of_inputs, of_recurrent = (_of_all(some) for some in (inputs, recurrent))
-        _add_inputs(upper, of_inputs)
-        _add_recurrent(runner, lower, of_recurrent)
+        all_w_ih, all_w_hh = (_of_all(some) for some in (w_ih, w_hh))
+        _add_all_w_ih(upper, all_w_ih)
+        _add_all_w_hh(runner, lower, all_w_hh)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for together, alone in ((of_inputs, inputs), (of_recurrent, recurrent)):
+        for together, alone in ((all_w_ih, w_ih), (all_w_hh, w_hh)):
             if together.written:
                 pairs += zip(together.of_layers(), [one.overwritten() for one in alone])
         copy_all(pairs)
     for one in each:  # what no product of several layers gave
         d_gates = one.d_gates(chunk)
-        if one.input is not None and not one.input.written:
-            add_input(one.weights, one.x, d_gates, one.input)
-        if one.recurrent is not None and not one.recurrent.written:
-            add_recurrent(runner, one.weights, chunk, one.y, d_gates, one.recurrent)
+        if one.w_ih is not None and not one.w_ih.written:
+            add_w_ih(one.weights, one.x, d_gates, one.w_ih)
+        if one.w_hh is not None and not one.w_hh.written:
+            add_w_hh(runner, one.weights, chunk, one.y, d_gates, one.w_hh)
     _reduce_biases(each)
 
 
@@ -61,14 +61,14 @@ def _of_all(gradients: Sequence[WeightGradient]) -> WeightGradient:
     return WeightGradient(first.weights, first.spans, first.columns, False, len(gradients))
 
 
-def _add_inputs(layers: Sequence[LayerGradients], found: WeightGradient) -> None:
+def _add_all_w_ih(layers: Sequence[LayerGradients], found: WeightGradient) -> None:
     """dW_ih of several layers: each read the output of the one before."""
     steps, batch, _ = layers[0].x.shape
     d_gates = _rows_of_layers([one.all_d_gates for one in layers])
     found.add(d_gates, _rows_of_layers([one.x for one in layers]), steps * batch)
 
 
-def _add_recurrent(
+def _add_all_w_hh(
     runner: PassRunner, layers: Sequence[LayerGradients], found: WeightGradient
 ) -> None:
     """dW_hh of several layers: each step read h of the one before, the first an initial state."""

@@ -91,7 +91,7 @@ class WeightGradient:
         return narrowed(found, layer.dtype)
 
 
-def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:
+def write_dx(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:
     """Writes dx (T, B, I), or adds to it: the input side's gate gradients times W_ih.
 
     Without a matrix they are added up over the gates for a skip input, or put in their order.
@@ -101,18 +101,18 @@ def input_gradient(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> 
         width = layer.gates * layer.units
         gates = d_gates[..., :width].unflatten(-1, (layer.gates, layer.units))
         if layer.x_gate:
-            _gates_gradient(layer, dx, gates[..., : layer.hidden], add)
+            _write_dx_of_gates(layer, dx, gates[..., : layer.hidden], add)
             return
         found = torch.sum(gates[..., : layer.hidden], -2, out=None if add else dx)
         if add:
             dx.add_(found)
         return
     steps, batch, inner = dx.shape
-    product = products.input_gradient(layer, inner, steps * batch)
+    product = products.dx(layer, inner, steps * batch)
     product.run(d_gates.data_ptr(), weights.input_by_planes.data_ptr(), dx.data_ptr(), add)
 
 
-def _gates_gradient(layer: LayerKernels, dx: Tensor, gates: Tensor, add: bool) -> None:
+def _write_dx_of_gates(layer: LayerKernels, dx: Tensor, gates: Tensor, add: bool) -> None:
     """Writes dx (T, B, G*H), or adds to it: gates (T, B, G, H) in the order of the planes."""
     out, done = dx.unflatten(-1, (layer.gates, layer.hidden)), 0
     for first, end in layer.left_spans:
@@ -124,7 +124,7 @@ def _gates_gradient(layer: LayerKernels, dx: Tensor, gates: Tensor, add: bool) -
         done += end - first
 
 
-def add_input(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradient) -> None:
+def add_w_ih(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradient) -> None:
     """Adds a chunk to dW_ih: the input side's gate gradients times x (T, B, I)."""
     inputs = padded_to_16_bytes(x)
     steps, batch, inner = inputs.shape
@@ -132,7 +132,7 @@ def add_input(weights: Weights, x: Tensor, d_gates: Tensor, found: WeightGradien
     found.add(Rows(d_gates.data_ptr(), weights.layer.width), other, steps * batch)
 
 
-def add_recurrent(
+def add_w_hh(
     runner: PassRunner, weights: Weights, chunk: Chunk, y: Tensor, d_gates: Tensor,
     found: WeightGradient,
 ) -> None:  # fmt: skip
