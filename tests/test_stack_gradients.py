@@ -97,8 +97,8 @@ def check(cell, layers, steps, batch, states=None, frozen=(), bias_mode="double"
         first = given[0][number][None] if given else torch.zeros(1, batch, HIDDEN)
         before = torch.cat([first, outputs[number][:-1]])
         for have, place, order, side, read in (
-            (w_ih, W_IH, layer.left, sides[0], inputs[number]),
-            (w_hh, W_HH, layer.right, sides[1], before),
+            (w_ih, W_IH, layer.input_order, sides[0], inputs[number]),
+            (w_hh, W_HH, layer.recurrent_order, sides[1], before),
         ):
             if (number, place) in frozen:
                 assert have is None

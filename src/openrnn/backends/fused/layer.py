@@ -89,10 +89,11 @@ class LayerKernels:
         recompute: backward runs forward's loop again instead.
         spin_limit: see `kernels.kernel`.
         planes: gate gradients of a unit; width: of all units, a row of d_gates.
-        left, right: the gates in the order of the first planes, which are of the input side, and
-            of the last ones, which are of the recurrent side.
-        left_spans, right_spans: the same as ranges of consecutive gates.
-        left_word, right_word: the place of each gate on its side, 4 bits each.
+        input_order, recurrent_order: the gates in the order of the first planes, which are of the
+            input side, and of the last ones, which are of the recurrent side.
+        input_spans, recurrent_spans: the same as ranges of consecutive gates.
+        input_places, recurrent_places: of each gate its place in these orders, 4 bits each; kernels
+            call them left and right.
     """
 
     def __init__(
@@ -115,12 +116,14 @@ class LayerKernels:
         self.x_gate = self.units if spec.input_mode == "gates" else 0
         alone = cell.split_gates
         shared = tuple(gate for gate in cell.gates if gate not in alone)
-        self.left = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
-        self.right = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
+        self.input_order = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
+        self.recurrent_order = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
         self.planes = len(cuda.planes(cell))
-        self.left_spans, self.right_spans = spans(self.left), spans(self.right)
-        self.left_word = nibbles(tuple(self.left.index(gate) for gate in range(self.gates)))
-        self.right_word = nibbles(tuple(self.right.index(gate) for gate in range(self.gates)))
+        self.input_spans = spans(self.input_order)
+        self.recurrent_spans = spans(self.recurrent_order)
+        numbers = range(self.gates)
+        self.input_places = nibbles(tuple(map(self.input_order.index, numbers)))
+        self.recurrent_places = nibbles(tuple(map(self.recurrent_order.index, numbers)))
         self.width = self.planes * self.units
         self.saved = saved_values(cell)
         self.saved_bytes = self.units * 8 * self.saved * dtype.itemsize
@@ -147,7 +150,8 @@ class LayerKernels:
         """The arguments of that kernel but for sums and results."""
         return PreparedArgs(
             ReduceBiasGradientsArgs, planes=self.planes, gates=self.gates, vectors=self.vectors,
-            units=self.units, hidden=self.hidden, left=self.left_word, right=self.right_word,
+            units=self.units, hidden=self.hidden, left=self.input_places,
+            right=self.recurrent_places,
         )  # fmt: skip
 
     @cached_property

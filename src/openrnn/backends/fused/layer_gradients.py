@@ -122,9 +122,9 @@ class LayerGradients:
         # products of each chunk add to the weights
         several = len(chunks) > 1 and chunking.mode not in {"wavefront", "both_directions"}
         if weights.w_ih is not None and wanted[1]:
-            self.w_ih = WeightGradient(weights, layer.left_spans, x.shape[2], several)
+            self.w_ih = WeightGradient(weights, layer.input_spans, x.shape[2], several)
         if wanted[2]:
-            self.w_hh = WeightGradient(weights, layer.right_spans, layer.hidden, several)
+            self.w_hh = WeightGradient(weights, layer.recurrent_spans, layer.hidden, several)
         # made here, on the main stream: what products of both streams read, and what a side stream
         # writes for the caller
         if chunking.mode in {"wavefront", "both_directions"} or chunking.forks:

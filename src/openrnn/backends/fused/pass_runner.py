@@ -120,8 +120,8 @@ class Weights:
         """W_ih (G*H, I) with its gates in the order of the gate gradients' first planes."""
         if self._input_by_planes is None:
             layer, weight = self.layer, self.input_matrix
-            as_it_is = layer.exact and len(layer.left_spans) == 1
-            made = weight if as_it_is else layer.permuted(weight, layer.left, False)
+            as_it_is = layer.exact and len(layer.input_spans) == 1
+            made = weight if as_it_is else layer.permuted(weight, layer.input_order, False)
             self._input_by_planes = made
         return self._input_by_planes
 
@@ -137,7 +137,9 @@ class Weights:
     def recurrent_transposed(self) -> Tensor:
         """R (units, G, units) transposed, its gates in the order of the last planes."""
         if self._recurrent_transposed is None:
-            self._recurrent_transposed = self.layer.permuted(self.w_hh, self.layer.right, True)
+            self._recurrent_transposed = self.layer.permuted(
+                self.w_hh, self.layer.recurrent_order, True
+            )
         return self._recurrent_transposed
 
     @property
@@ -148,17 +150,19 @@ class Weights:
         """
         if self._recurrent_by_planes is None:
             layer = self.layer
-            as_it_is = len(layer.right_spans) == 1
+            as_it_is = len(layer.recurrent_spans) == 1
             self._recurrent_by_planes = (
-                self.w_hh if as_it_is else layer.permuted(self.w_hh, layer.right, False)
+                self.w_hh if as_it_is else layer.permuted(self.w_hh, layer.recurrent_order, False)
             )
         return self._recurrent_by_planes
 
 
 def transpose_all(stack: Sequence[Weights]) -> None:
     """Transposes all matrices that backward of a stack reads, by one launch."""
-    jobs = [one.layer.permutation(one.w_hh, one.layer.right, True) for one in stack]
-    jobs += [one.layer.permutation(one.input_matrix, one.layer.left, True) for one in stack[1:]]
+    jobs = [one.layer.permutation(one.w_hh, one.layer.recurrent_order, True) for one in stack]
+    jobs += [
+        one.layer.permutation(one.input_matrix, one.layer.input_order, True) for one in stack[1:]
+    ]
     layer, blocks = stack[0].layer, jobs[0][2]  # all matrices have one shape
     words = [words for _, words, _ in jobs]
     kernels.launch_several("permute_weights", layer.dtype_name, layer.device, words, blocks)

@@ -38,7 +38,7 @@ class PreparedStep:
         configs = single_step.configs(kind, layer.gates, inputs, layer.hidden, batch)
         shared = {"batch": batch, "hidden": layer.hidden}
         if kind == "step_backward":
-            shared |= {"left": layer.left_word, "right": layer.right_word}
+            shared |= {"left": layer.input_places, "right": layer.recurrent_places}
         else:
             shared["inputs"] = inputs
         made, config = kernels.best_step(configs, layer.cell, layer.dtype_name, arch)
@@ -144,7 +144,7 @@ def launch_backward(
     )
     step.kernel.launch(step.blocks, words)
     if d_before[0]:
-        right = (layer.width - layer.gates * layer.units) * d_gates.element_size()
+        offset = (layer.width - layer.gates * layer.units) * d_gates.element_size()
         product = products.dx(layer, layer.hidden, runner.batch)
         rows = at.weights.recurrent_by_planes.data_ptr()
-        product.run(d_gates.data_ptr() + right, rows, d_before[0], True)
+        product.run(d_gates.data_ptr() + offset, rows, d_before[0], True)

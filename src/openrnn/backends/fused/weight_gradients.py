@@ -115,7 +115,7 @@ def write_dx(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:
 def _write_dx_of_gates(layer: LayerKernels, dx: Tensor, gates: Tensor, add: bool) -> None:
     """Writes dx (T, B, G*H), or adds to it: gates (T, B, G, H) in the order of the planes."""
     out, done = dx.unflatten(-1, (layer.gates, layer.hidden)), 0
-    for first, end in layer.left_spans:
+    for first, end in layer.input_spans:
         part, found = out[..., first:end, :], gates[..., done : done + end - first, :]
         if add:
             part.add_(found)
@@ -194,17 +194,17 @@ def _rows(tensor: Tensor) -> Rows:
     return Rows(tensor.data_ptr(), tensor.stride(0) if rows > 1 else columns)
 
 
-def _first_step(runner: PassRunner, reverse: bool, chunk: Chunk, right: Tensor) -> Tensor | None:
-    """A chunk's gradients (T, B, G*units) of each row's first step; None if it has no such step.
+def _first_step(runner: PassRunner, reverse: bool, chunk: Chunk, d_gates: Tensor) -> Tensor | None:
+    """A chunk's d_gates (T, B, G*units) at each row's first step; None if it has no such step.
 
     In reverse, a row's first step is the last of its length.
     """
     if not reverse:
-        return right[0] if chunk.begin == 0 else None
+        return d_gates[0] if chunk.begin == 0 else None
     if runner.lengths is None:
-        return right[-1] if chunk.end == runner.steps else None
+        return d_gates[-1] if chunk.end == runner.steps else None
     last = runner.lengths.lengths - 1 - chunk.begin
     beyond = (last < 0) | (last >= chunk.steps)
-    rows = torch.arange(runner.batch, device=right.device)
-    picked = right[last.clamp(0, chunk.steps - 1), rows]
+    rows = torch.arange(runner.batch, device=d_gates.device)
+    picked = d_gates[last.clamp(0, chunk.steps - 1), rows]
     return picked.masked_fill(beyond[:, None], 0)
