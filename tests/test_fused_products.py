@@ -208,9 +208,9 @@ def test_products_of_chunks_are_those_of_all_steps(
     torch.testing.assert_close(found.params[place + 1], d_recurrent, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(("hidden", "columns"), [(16, 8), (16, 6), (13, 8), (13, 1)])
-def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidden, columns, full):
+def test_a_weight_s_gradient_from_planes_of_gates(monkeypatch, hidden, columns, chunked):
     """A GRU's: gate 2 stands first, and what is padding is gone."""
     monkeypatch.setattr(Product, "run", multiply)
     monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, None))
@@ -224,15 +224,15 @@ def test_a_weight_s_gradient_from_gates_in_the_order_of_planes(monkeypatch, hidd
         gates=gates,
         units=units,
         hidden=hidden,
-        exact=hidden == units,
+        unpadded=hidden == units,
         dtype=torch.float32,
         device=0,
     )
     weights = SimpleNamespace(layer=one, w_hh=torch.empty(0))
     clear_caches()
     d_gates, values = torch.randn(rows, gates * units), torch.randn(rows, columns)
-    found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, full)
-    for part in (slice(0, 5), slice(5, rows)) if full else (slice(0, rows),):
+    found = weight_gradients.WeightGradient(weights, [(2, 3), (0, 2)], columns, chunked)
+    for part in (slice(0, 5), slice(5, rows)) if chunked else (slice(0, rows),):
         mine = d_gates[part].contiguous()
         other = weight_gradients.padded_to_16_bytes(values[None, part])[0]
         found.add(

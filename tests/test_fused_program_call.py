@@ -224,7 +224,7 @@ class Plan:
 
     workspace = 512
 
-    def __init__(self, dtype, device, sizes, layouts, aligned, full, count):
+    def __init__(self, dtype, device, sizes, layouts, aligned, float32_out, count):
         a, b, d = layouts
         self.product = SimpleNamespace(sizes=sizes, a=a, b=b, d=d, count=count)
         self.space_like = template((512,), torch.uint8, torch.device("cpu"))

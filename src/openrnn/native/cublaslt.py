@@ -115,13 +115,13 @@ class MatmulPlan:
         sizes: rows and columns of d, and the columns of a.
         layouts: of a, b and d.
         aligned: bytes that the addresses of all three are multiples of, at most 16.
-        full: d is float32, whatever a and b are.
+        float32_out: d is float32, whatever a and b are.
         count: of products at once.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
-        layouts: tuple[Layout, Layout, Layout], aligned: int, full: bool, count: int,
+        layouts: tuple[Layout, Layout, Layout], aligned: int, float32_out: bool, count: int,
     ) -> None:  # fmt: skip
         self._made = list[tuple[str, int]]()
         self._library = load()
@@ -136,9 +136,8 @@ class MatmulPlan:
         a_sizes = (rows, inner) if a.transposed else (inner, rows)
         self.b = self._make("MatrixLayout", kind, *b_sizes, b.stride)
         self.a = self._make("MatrixLayout", kind, *a_sizes, a.stride)
-        self.d = self._make(
-            "MatrixLayout", KINDS[torch.float32][0] if full else kind, columns, rows, d.stride
-        )
+        d_kind = KINDS[torch.float32][0] if float32_out else kind
+        self.d = self._make("MatrixLayout", d_kind, columns, rows, d.stride)
         if count > 1:
             for made, layout in zip((self.a, self.b, self.d), layouts):
                 self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(count))
@@ -197,21 +196,21 @@ class Product:
     Args:
         sizes: rows and columns of d, and the columns of a; none of them 0.
         a, b, d: how they lie in memory.
-        full: d is float32.
+        float32_out: d is float32.
         count: of products at once, of matrices that are `batch_stride` elements apart.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Layout, b: Layout,
-        d: Layout, full: bool = False, count: int = 1,
+        d: Layout, float32_out: bool = False, count: int = 1,
     ) -> None:  # fmt: skip
-        self.dtype, self.device, self.sizes, self.full, self.count = (
-            dtype, device, sizes, full, count
+        self.dtype, self.device, self.sizes, self.float32_out, self.count = (
+            dtype, device, sizes, float32_out, count
         )  # fmt: skip
         self.a, self.b, self.d = a, b, d
         self._batch_strides = 0  # bits of the distances in bytes
         if count > 1:
-            size = 4 if full else dtype.itemsize
+            size = 4 if float32_out else dtype.itemsize
             inputs = a.batch_stride | b.batch_stride
             self._batch_strides = inputs * dtype.itemsize | d.batch_stride * size
         self._plans: dict[int, MatmulPlan] = {}  # by alignment
@@ -219,7 +218,7 @@ class Product:
     def _plan(self, aligned: int) -> MatmulPlan:
         layouts = self.a, self.b, self.d
         found = self._plans[aligned] = MatmulPlan(
-            self.dtype, self.device, self.sizes, layouts, aligned, self.full, self.count
+            self.dtype, self.device, self.sizes, layouts, aligned, self.float32_out, self.count
         )
         return found
 

@@ -120,7 +120,7 @@ class ForwardPass(ForwardLoops):
             super().fill_flags(operation)
             return
         polled = self.lower  # y of a layer, by the layer above
-        if not self.weights(0, 0).layer.exact:
+        if not self.weights(0, 0).layer.unpadded:
             shape = *polled.shape[:-1], loop.config.units
             polled = self._padded_lower = self.empty(*shape)
         fill_flags(polled.flatten(0, 1))

@@ -79,9 +79,9 @@ class ForwardLoops(PassRunner):
             flags = None if shared.flag_buffer is None else shared.flag_buffer[:steps]
             return Inputs(weights, loop, shared.x_gates[:steps], flags)
         flag_buffer = self._flags_of(loop, layer, steps)
-        if not layer.skips:
+        if not layer.no_input_matrix:
             return Inputs(weights, loop, self._x_gates(layer, steps), flag_buffer)
-        if not (layer.exact and x.stride(-1) == 1 and aligned(x)):
+        if not (layer.unpadded and x.stride(-1) == 1 and aligned(x)):
             x = (
                 padded_gates(x, layer.gates, layer.units)
                 if layer.x_gate

@@ -78,14 +78,15 @@ class LayerKernels:
 
     Attributes:
         index: layer * directions + direction.
-        units: H rounded up to a multiple of 8; exact: H is a multiple of 8.
+        units: H rounded up to a multiple of 8; unpadded: H is a multiple of 8.
         dtype_name: such as "bfloat16".
         saved: values that forward saves for a unit, row and step.
         saved_bytes: bytes that it saves for a step and 8 rows.
         param_indices: of its parameters among those of a call; matrix_indices: of w_ih, w_hh, b_ih,
             b_hh, None where there is none; vector_indices: of unit vectors.
-        skips: it reads x as it is, without a matrix; x_gate: then the values of a row of x, padded
-            to all units, from a gate to the next; 0 where x is the same for all.
+        no_input_matrix: it reads x as it is, as layer 0 does in input modes other than "linear".
+        x_gate: then the values of a row of x, padded to all units, from a gate to the next; 0 where
+            x is the same for all.
         recompute: backward runs forward's loop again instead.
         spin_limit: see `kernels.kernel`.
         planes: gate gradients of a unit; width: of all units, a row of d_gates.
@@ -104,7 +105,7 @@ class LayerKernels:
         self.direction = index % spec.directions
         self.cell = cell = traced(spec)
         self.hidden, self.units = spec.hidden_size, plan.units_of(spec.hidden_size)
-        self.exact = self.hidden == self.units
+        self.unpadded = self.hidden == self.units
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
         self.param_indices = places(spec)[index]
         w_ih, w_hh, b_ih, b_hh, _, *vectors = self.param_indices
@@ -112,7 +113,7 @@ class LayerKernels:
             raise ValueError("a network without a recurrent matrix")
         self.matrix_indices = w_ih, w_hh, b_ih, b_hh
         self.vector_indices = [place for place in vectors if place is not None]
-        self.skips = w_ih is None
+        self.no_input_matrix = w_ih is None
         self.x_gate = self.units if spec.input_mode == "gates" else 0
         alone = cell.split_gates
         shared = tuple(gate for gate in cell.gates if gate not in alone)

@@ -220,5 +220,5 @@ def _laid_out(layer: LayerKernels, dy: Tensor | None) -> Tensor | None:
         return None
     if layer.spec.directions > 1:
         dy = dy[..., layer.direction * layer.hidden : (layer.direction + 1) * layer.hidden]
-    ready = layer.exact and dy.stride(-1) == 1 and aligned(dy)
+    ready = layer.unpadded and dy.stride(-1) == 1 and aligned(dy)
     return dy if ready else copied(dy, layer.units)

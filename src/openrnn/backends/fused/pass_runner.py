@@ -96,7 +96,7 @@ class Weights:
     def recurrent(self) -> Tensor:
         """R (G*H, H) as the forward loop reads it."""
         if self._recurrent is None:
-            self._recurrent = dense(self.w_hh) if self.layer.exact else self.w_hh
+            self._recurrent = dense(self.w_hh) if self.layer.unpadded else self.w_hh
         return self._recurrent
 
     @property
@@ -104,7 +104,7 @@ class Weights:
         """R (G*H, units) as the GEMMs of a stepwise loop read it."""
         if self._recurrent_padded is None:
             layer = self.layer
-            made = self.recurrent if layer.exact else copied(self.w_hh[None], layer.units)[0]
+            made = self.recurrent if layer.unpadded else copied(self.w_hh[None], layer.units)[0]
             self._recurrent_padded = made
         return self._recurrent_padded
 
@@ -120,7 +120,7 @@ class Weights:
         """W_ih (G*H, I) with its gates in the order of the gate gradients' first planes."""
         if self._input_by_planes is None:
             layer, weight = self.layer, self.input_matrix
-            as_it_is = layer.exact and len(layer.input_spans) == 1
+            as_it_is = layer.unpadded and len(layer.input_spans) == 1
             made = weight if as_it_is else layer.permuted(weight, layer.input_order, False)
             self._input_by_planes = made
         return self._input_by_planes
@@ -130,7 +130,7 @@ class Weights:
         """W_ih (G*H, H) as the forward loop of a stack reads it: where H is padded, by values."""
         if self._stack_input is None:
             matrix = self.input_matrix
-            self._stack_input = dense(matrix) if self.layer.exact else matrix
+            self._stack_input = dense(matrix) if self.layer.unpadded else matrix
         return self._stack_input
 
     @property

@@ -38,12 +38,12 @@ class PreparedLoop:
         self.batch = batch
         self.kernel, self.config = layer.kernel(batch, options, loops, layers)
         self.polls = self.config.is_cooperative
-        masks = options.lengths or options.reset
+        masked_or_padded = options.lengths or options.reset or not layer.unpadded
         self.parts = self.config.sum_parts(batch)
         forward = options.kind == "forward"
         self.has_flag_buffer = self.polls and (
             not self.config.y_flags
-            or (forward and layers == 1 and (masks or not layer.exact or self.config.half_operands))
+            or (forward and layers == 1 and (masked_or_padded or self.config.half_operands))
         )
         self.filled: int | None = None
         if self.has_flag_buffer:
@@ -61,7 +61,7 @@ class PreparedLoop:
         }  # fmt: skip
         if forward:
             shared["h"] = 0
-            gate = layer.x_gate if layer.skips else layer.units
+            gate = layer.x_gate if layer.no_input_matrix else layer.units
             shared |= {"x_gate": gate, "y_row": row, "y_step_bytes": way * batch * row * size}
         else:
             shared["d_gates_step_bytes"] = way * batch * layer.width * size

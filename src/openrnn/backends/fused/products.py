@@ -6,19 +6,19 @@ from openrnn.native.cublaslt import Layout, Product, product_for
 
 
 @memo(1024)
-def input_product(layer: LayerKernels, inner: int, rows: int, full: bool = False) -> Product:
+def input_product(layer: LayerKernels, inner: int, rows: int, float32_out: bool = False) -> Product:
     """x_gates (rows, G*units) = x (rows, inner) W_ih^T; of one step also h R^T.
 
     Where H is no multiple of 8, gate by gate: the padding between gates is not read.
 
     Args:
-        full: x_gates are float32.
+        float32_out: x_gates are float32.
     """
     width = layer.gates * layer.units
-    columns, count = (width, 1) if layer.exact else (layer.hidden, layer.gates)
+    columns, count = (width, 1) if layer.unpadded else (layer.hidden, layer.gates)
     return product_for(
         layer.dtype, layer.device, (rows, columns, inner), Layout(inner),
-        Layout(inner, True, columns * inner), Layout(width, False, layer.units), full, count,
+        Layout(inner, True, columns * inner), Layout(width, False, layer.units), float32_out, count,
     )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def dx(layer: LayerKernels, inner: int, rows: int) -> Product:
 @memo(1024)
 def weight_gradient(
     layer: LayerKernels, span: tuple[int, int], columns: int, rows: int, strides: tuple[int, int],
-    full: bool, batch_strides: tuple[int, int], layers: int,
+    float32_out: bool, batch_strides: tuple[int, int], layers: int,
 ) -> Product:  # fmt: skip
     """A matrix's gradient (gates of a span * units, columns): gate gradients^T times what it read.
 
@@ -45,7 +45,7 @@ def weight_gradient(
         span: consecutive gates [begin, end).
         rows: T*B of the chunk.
         strides: from row to row of the gate gradients and of what the matrix read.
-        full: the gradient is float32.
+        float32_out: the gradient is float32.
         batch_strides: from layer to layer of the same two, where several are multiplied at once.
         layers: that are; their gradients (G * units, columns) follow each other.
     """
@@ -55,8 +55,8 @@ def weight_gradient(
     matrix = layer.gates * layer.units * columns
     return product_for(
         layer.dtype, layer.device, ((end - begin) * layer.units, columns, rows),
-        gradients._replace(transposed=True), other, Layout(columns, batch_stride=matrix), full,
-        layers,
+        gradients._replace(transposed=True), other, Layout(columns, batch_stride=matrix),
+        float32_out, layers,
     )  # fmt: skip
 
 

@@ -297,7 +297,7 @@ def edges_of_both(
 def _products_beside_loops(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
     """The products that run beside both loops of a layer, where that pays."""
     one = key.layer(layer, 0)
-    inner = 0 if key.reset_states or one.skips else inner
+    inner = 0 if key.reset_states or one.no_input_matrix else inner
     found = overlap.beside(partial(_products_time, key, one), inner, above)
     return found if any(found) and supported() else overlap.NOTHING
 
@@ -334,7 +334,7 @@ def _cut(
         number = chunks.for_recompute(steps, key.batch, row)
     else:
         number = chunks.for_memory(steps, key.batch, row)
-    stays = key.recompute or key.reset_states or layer.skips or loops[0].config.reads_r
+    stays = key.recompute or key.reset_states or layer.no_input_matrix or loops[0].config.reads_r
     cuts: list[int] = []
     if number == 1 and not stays:
         cuts = edges(layer, kind, option_names, steps, key.batch, columns)

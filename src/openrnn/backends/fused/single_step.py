@@ -111,7 +111,7 @@ def multiplied(
     """
     batch, width = runner.batch, layer.gates * layer.hidden
     made = allocator_for(torch.float32, matrix.device).empty(batch, width)
-    product = products.input_product(layer, columns, batch, full=True)
+    product = products.input_product(layer, columns, batch, float32_out=True)
     product.run(rows, matrix.data_ptr(), made.data_ptr())
     return made
 

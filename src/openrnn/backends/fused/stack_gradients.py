@@ -36,7 +36,7 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
     w_hh = [one.w_hh for one in lower if one.w_hh is not None]
     all_wanted = len(w_ih) == len(w_hh) == len(upper)
     layer = each[0].layer
-    no_copies = layer.exact and runner.reset is None
+    no_copies = layer.unpadded and runner.reset is None
     if all_wanted and stack.multiplies_together(len(each), layer.dtype.itemsize, no_copies):
         all_w_ih, all_w_hh = (_of_all(some) for some in (w_ih, w_hh))
         _add_all_w_ih(upper, all_w_ih)

@@ -44,7 +44,7 @@ class WeightGradient:
     ) -> None:  # fmt: skip
         self.weights, self.layer = weights, weights.layer
         self.columns, self.spans = columns, spans
-        self.full = chunked
+        self.float32_out = chunked
         layer = self.layer
         width = whole_pieces(columns, layer.dtype.itemsize)
         self.padded = width > columns
@@ -62,7 +62,7 @@ class WeightGradient:
         for span in self.spans:
             first, end = span
             product = products.weight_gradient(
-                layer, span, columns, rows, strides, self.full, batch_strides, self.layers
+                layer, span, columns, rows, strides, self.float32_out, batch_strides, self.layers
             )
             at = gradients.address + done * layer.units * size
             product.run(at, other.address, start + first * gate, self.written)
@@ -85,7 +85,7 @@ class WeightGradient:
         if not self.written:  # no step read anything but zeros
             shape = layer.gates * layer.hidden, self.columns
             return torch.zeros_like(template(shape, layer.dtype, found.device))
-        if self.padded or not layer.exact:
+        if self.padded or not layer.unpadded:
             found = found.unflatten(0, (layer.gates, layer.units))
             found = copied(found[:, : layer.hidden, : self.columns]).flatten(0, 1)
         return narrowed(found, layer.dtype)
