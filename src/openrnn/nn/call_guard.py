@@ -58,7 +58,8 @@ class CallGuard:
         # bytes of an element, and from the first to the end of the last
         self._widths = [tensor.itemsize for tensor in every]
         self._extents = [*map(tensors.extent, every)]
-        self._held: tuple[int, ...] = ()  # sizes of storages and offsets in them, last seen
+        # the bytes of each tensor's storage, then its offset there, as they were last found right
+        self._storage_layout: tuple[int, ...] = ()
 
     def __call__(self, every: Sequence[Tensor], backward: bool = False) -> bool:
         """Whether these tensors pass the guard.
@@ -79,13 +80,13 @@ class CallGuard:
             once = [every[place] for place in self._once]
         if not self._check(*once):
             return False
-        held = (*map(len, map(_storage, every)), *map(_offset, every))
-        return held == self._held or self._holds(held)
+        layout = (*map(len, map(_storage, every)), *map(_offset, every))
+        return layout == self._storage_layout or self._storages_suffice(layout)
 
-    def _holds(self, held: tuple[int, ...]) -> bool:
+    def _storages_suffice(self, layout: tuple[int, ...]) -> bool:
         """Whether storages have all elements: they may shrink, and no guard sees it."""
-        ends = map(add, self._extents, map(mul, held[self._count :], self._widths))
-        if not all(map(ge, held, ends)):
+        ends = map(add, self._extents, map(mul, layout[self._count :], self._widths))
+        if not all(map(ge, layout, ends)):
             return False
-        self._held = held
+        self._storage_layout = layout
         return True

@@ -105,7 +105,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     if times is None:
         return None
     places = limits.clusters(config.cluster)
-    # of the device, that a loop takes; all of it where it is not known how many fit
+    # the part of the device that a loop takes; all of it where it is not known how many fit
     share = plan.clusters_of(config, batch) / places if places else 1.0
     product, after = products(stack, steps, batch)
     loop = steps * times.several
@@ -118,9 +118,9 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
             us = _turns(stack.layers, count, loops) * task
         else:
             task = (loop + PRODUCTS_BESIDE * product) / count + CHUNK_COST
-            line = (count + stack.layers - 1) * task
-            held = stack.layers * (share * (loop + count * CHUNK_COST) + product)
-            us = max(line, held)
+            path_us = (count + stack.layers - 1) * task  # tasks that wait for each other
+            device_us = stack.layers * (share * (loop + count * CHUNK_COST) + product)
+            us = max(path_us, device_us)
         return Wavefront(count, loops, us + stack.layers * after, in_turn)
 
     if chunk is not None:
