@@ -143,7 +143,7 @@ def test_nothing_is_read_before_it_has_been_waited_for(monkeypatch):
         on_the_way.append((there, tensor.clone()))
         return there
 
-    def at(links, device):
+    def use(links, device):
         while on_the_way:
             there, value = on_the_way.pop()
             there.copy_(value)
@@ -152,9 +152,9 @@ def test_nothing_is_read_before_it_has_been_waited_for(monkeypatch):
     given = inputs(layer, CALLS["all"])
     want = asked(layer, *given)
     monkeypatch.setattr(links.Links, "send", send)
-    monkeypatch.setattr(links.Links, "at", at)
+    monkeypatch.setattr(links.Links, "use", use)
     torch.testing.assert_close(asked(pipeline, *given), want)
-    monkeypatch.setattr(links.Links, "at", lambda links, device: on_the_way.clear())
+    monkeypatch.setattr(links.Links, "use", lambda links, device: on_the_way.clear())
     assert any(found.isnan().any() for found in asked(pipeline, *inputs(layer)))
 
 
@@ -186,31 +186,31 @@ def test_a_copy_waits_for_its_own_chunk_alone(monkeypatch):
 
     here, there = torch.device("cpu"), torch.device("meta")
     ways = links.Links([])
-    ways._lines = {
-        each: links.Line(*(Stream(each) for _ in range(3)), Event(), Event())
+    ways._streams = {
+        each: links.DeviceStreams(*(Stream(each) for _ in range(3)), Event(), Event())
         for each in (here, there)
     }
     monkeypatch.setattr(torch.cuda, "set_stream", lambda one: current.update({one.device: one}))
     monkeypatch.setattr(torch.Tensor, "copy_", copy_)
-    loops, reads = (ways._lines[each].main.done for each in (here, there))
+    loops, reads = (ways._streams[each].kernels.done for each in (here, there))
     reads.add("before")
-    room = ways.room((7,), torch.float32, here, there)
-    assert "before" in ways._lines[there].comes.done
+    buffer = ways.receive_buffer((7,), torch.float32, here, there)
+    assert "before" in ways._streams[there].copies_in.done
     recorded.clear()
     loops.add("loop 1")
     for chunk in (1, 2, 3):  # of so many steps; launched before the chunk below is sent
-        part = ways.send(torch.ones(chunk), there, room, slice(chunk, 2 * chunk))
+        part = ways.send(torch.ones(chunk), there, buffer, slice(chunk, 2 * chunk))
         assert part.device == there
-        assert part.data_ptr() == room[chunk:].data_ptr()
+        assert part.data_ptr() == buffer[chunk:].data_ptr()
         loops.add(f"loop {chunk + 1}")
-        ways.at(there)
+        ways.use(there)
         done = {f"{what} {k}" for what in ("loop", "copy") for k in range(1, chunk + 1)}
-        assert ways._lines[there].main.done == done | {"before"}
-        assert current == {each: ways._lines[each].main for each in (here, there)}
+        assert ways._streams[there].kernels.done == done | {"before"}
+        assert current == {each: ways._streams[each].kernels for each in (here, there)}
     assert len(recorded) == 6
-    assert not any(word.startswith("copy") for word in ways._lines[here].main.done)
+    assert not any(word.startswith("copy") for word in ways._streams[here].kernels.done)
     assert ways.send(torch.ones(3), here).device == here
-    assert ways.room((7,), torch.float32, there, torch.device("cuda:7")) is None
+    assert ways.receive_buffer((7,), torch.float32, there, torch.device("cuda:7")) is None
 
 
 def test_stages_run_beside_each_other(monkeypatch):

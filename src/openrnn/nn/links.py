@@ -15,112 +15,116 @@ from openrnn.memo import resource
 
 
 @resource
-def _sides(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+def _copy_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """The streams of a GPU for copies from it and to it."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device)
 
 
-class Line(NamedTuple):
+class DeviceStreams(NamedTuple):
     """The streams and events of a GPU in a call.
 
     Attributes:
-        main: of kernels.
-        leaves: of copies from the GPU.
-        comes: of copies to it.
-        done: recorded on `main`, before a copy.
-        came: recorded on `comes`, after a copy.
+        kernels: the stream of its kernels.
+        copies_out: the stream of copies from the GPU.
+        copies_in: the stream of copies to it.
+        kernels_done: recorded on `kernels`, before a copy.
+        copy_arrived: recorded on `copies_in`, after a copy.
     """
 
-    main: torch.cuda.Stream
-    leaves: torch.cuda.Stream
-    comes: torch.cuda.Stream
-    done: torch.cuda.Event
-    came: torch.cuda.Event
+    kernels: torch.cuda.Stream
+    copies_out: torch.cuda.Stream
+    copies_in: torch.cuda.Stream
+    kernels_done: torch.cuda.Event
+    copy_arrived: torch.cuda.Event
 
 
-def mains(devices: Sequence[torch.device]) -> list[torch.cuda.Stream]:
+def current_streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream]:
     """The current stream of each GPU among the devices."""
     gpus = dict.fromkeys(device for device in devices if device.type == "cuda")
     return [*map(torch.cuda.current_stream, gpus)]
 
 
 class Links:
-    """The devices of a call; a context that restores the current device and streams at its end.
+    """Copies between the devices of a call.
+
+    A context: at its end the current device and streams are what they were before.
 
     Args:
-        mains: the stream of each GPU on which its kernels run.
+        streams: the stream of each GPU on which its kernels run.
     """
 
-    def __init__(self, mains: Sequence[torch.cuda.Stream]) -> None:
-        self._lines = {
-            main.device: Line(main, *_sides(main.device), torch.cuda.Event(), torch.cuda.Event())
-            for main in mains
+    def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
+        self._streams = {
+            kernels.device: DeviceStreams(
+                kernels, *_copy_streams(kernels.device), torch.cuda.Event(), torch.cuda.Event()
+            )
+            for kernels in streams
         }
-        self._read = list[Tensor]()  # by copies: kept until the end
+        self._sent = list[Tensor]()  # what copies read is kept until the end
 
     def __enter__(self) -> "Links":
-        if self._lines:
+        if self._streams:
             self._device = torch.cuda.current_device()
-            self._before = [torch.cuda.current_stream(device) for device in self._lines]
-            for line in self._lines.values():
-                torch.cuda.set_stream(line.main)
+            self._before = [torch.cuda.current_stream(device) for device in self._streams]
+            for own in self._streams.values():
+                torch.cuda.set_stream(own.kernels)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if not self._lines:
+        if not self._streams:
             return
-        for line, before in zip(self._lines.values(), self._before):
-            if self._read:
-                line.main.wait_stream(line.leaves)
-                line.main.wait_stream(line.comes)
-            if before != line.main:
-                before.wait_stream(line.main)
+        for own, before in zip(self._streams.values(), self._before):
+            if self._sent:
+                own.kernels.wait_stream(own.copies_out)
+                own.kernels.wait_stream(own.copies_in)
+            if before != own.kernels:
+                before.wait_stream(own.kernels)
             torch.cuda.set_stream(before)
         torch.cuda.set_device(self._device)
-        self._read.clear()
+        self._sent.clear()
 
-    def at(self, device: torch.device) -> None:
+    def use(self, device: torch.device) -> None:
         """Makes the device current; kernels launched there from now on wait for copies to it."""
-        line = self._lines.get(device)
-        if line is not None:
-            torch.cuda.set_stream(line.main)
-            line.main.wait_event(line.came)
+        own = self._streams.get(device)
+        if own is not None:
+            torch.cuda.set_stream(own.kernels)
+            own.kernels.wait_event(own.copy_arrived)
 
-    def room(
+    def receive_buffer(
         self, shape: Sequence[int], dtype: torch.dtype, source: torch.device, device: torch.device
     ) -> Tensor | None:
-        """Memory for what one GPU sends another; None if the devices are not two GPUs."""
-        line = self._lines.get(device)
-        if line is None or source == device or source not in self._lines:
+        """Memory on a GPU for what another one sends it; None if the devices are not two GPUs."""
+        own = self._streams.get(device)
+        if own is None or source == device or source not in self._streams:
             return None
         made = torch.empty(shape, dtype=dtype, device=device)
-        line.done.record(line.main)  # earlier kernels may still use this memory
-        line.comes.wait_event(line.done)
+        own.kernels_done.record(own.kernels)  # earlier kernels may still use this memory
+        own.copies_in.wait_event(own.kernels_done)
         return made
 
     def send(
-        self, tensor: Tensor, device: torch.device, room: Tensor | None = None,
+        self, tensor: Tensor, device: torch.device, buffer: Tensor | None = None,
         steps: slice = slice(None),
     ) -> Tensor:  # fmt: skip
-        """The tensor on another device, to be read there after `at`.
+        """The tensor on another device, to be read there after `use`.
 
         Args:
-            room: memory made by `room`, of which this tensor fills `steps`.
+            buffer: made by `receive_buffer`; this tensor fills `steps` of it.
         """
         if tensor.device == device:
             return tensor
-        if room is None:
-            room = self.room(tensor.shape, tensor.dtype, tensor.device, device)
-        if room is None:  # from a CPU or to one
+        if buffer is None:
+            buffer = self.receive_buffer(tensor.shape, tensor.dtype, tensor.device, device)
+        if buffer is None:  # from a CPU or to one
             return tensor.to(device)
-        here, there, part = self._lines[tensor.device], self._lines[device], room[steps]
-        here.done.record(here.main)
-        here.leaves.wait_event(here.done)
-        torch.cuda.set_stream(there.comes)  # `copy_` makes it wait for the copy
-        torch.cuda.set_stream(here.leaves)
+        here, there, part = self._streams[tensor.device], self._streams[device], buffer[steps]
+        here.kernels_done.record(here.kernels)
+        here.copies_out.wait_event(here.kernels_done)
+        torch.cuda.set_stream(there.copies_in)  # `copy_` makes it wait for the copy
+        torch.cuda.set_stream(here.copies_out)
         part.copy_(tensor, non_blocking=True)
-        there.came.record(there.comes)
-        torch.cuda.set_stream(there.main)
-        torch.cuda.set_stream(here.main)
-        self._read.append(tensor)
+        there.copy_arrived.record(there.copies_in)
+        torch.cuda.set_stream(there.kernels)
+        torch.cuda.set_stream(here.kernels)
+        self._sent.append(tensor)
         return part

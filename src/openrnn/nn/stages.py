@@ -19,7 +19,7 @@ from openrnn import arguments, op, philox, tensors, time_reversed
 from openrnn.backends.base import Needs, result_shapes
 from openrnn.dispatch import BACKENDS
 from openrnn.memo import memo
-from openrnn.nn.links import Links, mains
+from openrnn.nn.links import Links, current_streams
 from openrnn.params import module_slots
 from openrnn.route import Route, call_of
 from openrnn.schedule.wavefront import diagonals
@@ -164,13 +164,13 @@ def forward(
     every: list[list[list[Tensor]]] = [[] for _ in stages]
     outputs: list[Tensor] = []
     kept: Chunks = {}
-    rooms = [
-        links.room((*shape, below.spec.output_size), x.dtype, below.device, above.device)
+    buffers = [
+        links.receive_buffer((*shape, below.spec.output_size), x.dtype, below.device, above.device)
         for below, above in pairwise(stages)
     ]
     arriving = [x] * len(stages)
     for d, k in chain.from_iterable(diagonals(len(stages), len(plan.chunks))):
-        links.at(stages[d].device)
+        links.use(stages[d].device)
         steps, route, mask = plan.chunks[k], plan.routes[d], None
         part = arriving[d] if d else x[steps]
         (y, *rest), prepared = _run(plan, d, k, part, states[d], groups[d])
@@ -182,14 +182,14 @@ def forward(
                 mask = torch.empty_like(y, dtype=torch.bool)
                 mask.bernoulli_(1 - plan.drop, generator=plan.generators[d])
                 sent = _dropped(y, mask, plan.drop)
-            arriving[d + 1] = links.send(sent, stages[d + 1].device, rooms[d], steps)
+            arriving[d + 1] = links.send(sent, stages[d + 1].device, buffers[d], steps)
         else:
             outputs.append(y)
         if route.constants.grad:
             kept[d, k] = SavedChunk(part, before, y, rest[route.visible - 1 :], mask, prepared)
     finals = [[links.send(state, home) for state in own] for own in states]
     whole = [[links.send(_joined(found, 1), home) for found in zip(*chunks)] for chunks in every]
-    links.at(home)
+    links.use(home)
     layers = chain(zip(*finals), zip(*whole))
     return [_joined(outputs), *map(_joined, layers)], kept
 
@@ -230,10 +230,10 @@ def backward(
         [[g if g is None else links.send(g[at.layers], at.device) for g in given] for at in stages]
         for given in (grads[1 : 1 + count], grads[1 + count :])
     )
-    like = next(iter(kept.values())).x
-    shape = plan.chunks[-1].stop, like.shape[1]
-    rooms = [
-        links.room((*shape, below.spec.output_size), like.dtype, above.device, below.device)
+    x = next(iter(kept.values())).x  # of any chunk
+    shape = plan.chunks[-1].stop, x.shape[1]
+    buffers = [
+        links.receive_buffer((*shape, below.spec.output_size), x.dtype, above.device, below.device)
         for below, above in pairwise(stages)
     ]
     arriving: Gradients = [None] * len(stages)
@@ -241,7 +241,7 @@ def backward(
         d, k = last - place, number - 1 - turn
         if (d, k) not in kept:
             continue
-        links.at(stages[d].device)
+        links.use(stages[d].device)
         own, group, steps = kept[d, k], groups[d], plan.chunks[k]
         dy = arriving[d] if d < last else y if y is None else y[steps]
         if own.mask is not None and dy is not None:
@@ -256,12 +256,12 @@ def backward(
         back, carried[d], found = _run_back(plan, d, k, own, group, reached, needs, last_time)
         totals[d] = _sums(totals[d], found)
         if back is not None and d:
-            arriving[d - 1] = links.send(back, stages[d - 1].device, rooms[d - 1], steps)
+            arriving[d - 1] = links.send(back, stages[d - 1].device, buffers[d - 1], steps)
         elif back is not None:
             dx.insert(0, back)
     flat: Gradients = [None]
     for d, (group, total) in enumerate(zip(groups, totals)):
-        links.at(stages[d].device)
+        links.use(stages[d].device)
         if dx and not d:
             flat = [_joined(dx)]
         flat += carried[d] if (d, 0) in kept else [None] * len(group.states)
@@ -311,7 +311,7 @@ class _Pipelined(torch.autograd.Function):
     def forward(
         ctx: Any, plan: Plan, counts: list[tuple[int, ...]], x: Tensor, *flat: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.plan, ctx.counts, ctx.streams = plan, counts, mains(plan.devices)
+        ctx.plan, ctx.counts, ctx.streams = plan, counts, current_streams(plan.devices)
         with Links(ctx.streams) as links:
             made, kept = forward(plan, x, _groups(counts, iter(flat)), links)
         ctx.kept = [(k, len(own.states), len(own.reserve), own.prepared) for k, own in kept.items()]
@@ -347,7 +347,7 @@ class _Pipelined(torch.autograd.Function):
         with Links(ctx.streams) as links:
             found = backward(ctx.plan, groups, kept, given, wanted, links, last_time)
         # autograd expects all gradients on the stream of y
-        for home in mains(ctx.plan.devices[-1:]):
+        for home in current_streams(ctx.plan.devices[-1:]):
             for stream in ctx.streams:
                 home.wait_stream(stream)
         return (None, None, *found)
@@ -356,7 +356,7 @@ class _Pipelined(torch.autograd.Function):
 def run(plan: Plan, x: Tensor, groups: Sequence[Group]) -> list[Tensor]:
     """`forward`, recorded by autograd where a gradient may be asked for."""
     if not any(route.constants.grad for route in plan.routes):
-        with Links(mains(plan.devices)) as links:
+        with Links(current_streams(plan.devices)) as links:
             return forward(plan, x, groups, links)[0]
     counts = [tuple(map(len, group)) for group in groups]
     every = [group.flat for group in groups]
