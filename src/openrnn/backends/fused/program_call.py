@@ -37,9 +37,9 @@ class ProgramCall:
     """
 
     def __init__(self, backend: Backend, call: Call, output_shapes: Shapes) -> None:
-        self.backend, self.problem, self.params = backend, call.problem, len(call.params)
+        self.backend, self.problem, self._param_count = backend, call.problem, len(call.params)
         given = [call.x, *call.params, *call.states]
-        self._looked = len(given)  # masks may lie anywhere
+        self._aligned_count = len(given)  # of tensors whose alignment matters: not that of masks
         self._misaligned = [tensor.data_ptr() % ALIGNMENT for tensor in given]
         given += [mask for mask in (call.lengths, call.reset, call.seed) if mask is not None]
         self._views = [(tuple(tensor.shape), tensor.stride()) for tensor in given]
@@ -53,10 +53,12 @@ class ProgramCall:
 
     def called(self, every: Sequence[Tensor]) -> Call:
         """The call of x, parameters, states, masks and a seed that lie as those of the first."""
-        x, *rest = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
-        params, states = rest[: self.params], rest[self.params : self._looked - 1]
-        lengths, reset, seed = lengths_reset_seed(self.problem, rest[self._looked - 1 :])
-        return Call(self.problem, x, states, params, lengths, reset, seed=seed)
+        given = [tensor.as_strided(*view) for tensor, view in zip(every, self._views)]
+        first, end = 1 + self._param_count, self._aligned_count  # of the states
+        lengths, reset, seed = lengths_reset_seed(self.problem, given[end:])
+        return Call(
+            self.problem, given[0], given[first:end], given[1:first], lengths, reset, seed=seed
+        )
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
         """Y and the final states, of x, parameters, states and, if there are any, masks and seed.
@@ -75,7 +77,7 @@ class ProgramCall:
         workspace: a request that fails makes torch's allocator give back all that it keeps.
         """
         found = [*map(_address, every)]
-        misaligned = [address % ALIGNMENT for address in found[: self._looked]]
+        misaligned = [address % ALIGNMENT for address in found[: self._aligned_count]]
         failed = self._without_memory >= MAX_MEMORY_FAILURES
         if failed or not all(found) or misaligned != self._misaligned:
             return False
@@ -95,10 +97,14 @@ class ProgramCall:
 
 
 class _Backward(NamedTuple):
-    """A backward pass: its program, and which of x, parameters and states it gives gradients of."""
+    """A backward pass.
+
+    Attributes:
+        gives: of which of x, parameters and states its program gives gradients.
+    """
 
     program: Program
-    present: list[bool]
+    gives: list[bool]
 
 
 class ProgramGradCall(ProgramCall):
@@ -139,7 +145,7 @@ class ProgramGradCall(ProgramCall):
         try:
             if known is not None:
                 made = iter(self._ran(known.program, tensors))
-                return [next(made) if there else None for there in known.present]
+                return [next(made) if given else None for given in known.gives]
         except OutOfMemoryError:  # the usual way needs less at a time
             pass
         found = self._run(tensors, present, needs)
@@ -149,18 +155,18 @@ class ProgramGradCall(ProgramCall):
         self, tensors: Sequence[Tensor], present: list[bool], needs: tuple[bool, ...]
     ) -> _Backward | None:
         """The pass as a program, None where it is more than that."""
-        there: list[bool] = []
+        gives: list[bool] = []
 
         def run(tensors: Sequence[Tensor]) -> Found:
             found = self._run(tensors, present, needs)
-            there[:] = [grad is not None for grad in found]
+            gives[:] = [grad is not None for grad in found]
             return found
 
         try:
             program = record(run, tensors)
         except (NotRepeatableError, OutOfMemoryError):
             return None
-        return _Backward(program.shaped([*compress(self._shapes, there)]), there)
+        return _Backward(program.shaped([*compress(self._shapes, gives)]), gives)
 
     def _run(
         self, tensors: Sequence[Tensor], present: list[bool], needs: tuple[bool, ...]
@@ -170,7 +176,7 @@ class ProgramGradCall(ProgramCall):
         Args:
             present: which of the gradients of y and the final states there are.
         """
-        count, first = len(self._views), 1 + self.params
+        count, first = len(self._views), 1 + self._param_count
         call, rest = self.called(tensors[:count]), iter(tensors[count:])
         y = next(rest).view(self._results[0])
         reserve = [next(rest) for _ in self.saved[1:]]
@@ -178,6 +184,6 @@ class ProgramGradCall(ProgramCall):
             next(rest).view(shape) if there else None
             for there, shape in zip(present, self._results)
         ]
-        wanted = Needs(needs[0], needs[first : self._looked], needs[1:first], ())
+        wanted = Needs(needs[0], needs[first : self._aligned_count], needs[1:first], ())
         found = self.backend.backward(call, y, reserve, Cotangents(dy, finals, []), wanted)
         return [found.x, *found.params, *found.states]
