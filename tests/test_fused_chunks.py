@@ -214,7 +214,7 @@ def test_two_loops_at_once_leave_room_for_long_products():
     assert both_directions.idle(loop, 1) == 0.0
     assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
     assert both_directions.loops_to_fit(loop, 300, True) == 1
-    beside = overlap.Beside(160.0)
+    beside = overlap.SideProducts(160.0)
     assert both_directions.loops_to_fit(loop, 300, True, beside=beside) == 2
     assert both_directions.edges(loop, 300, beside, 1) == []
     cut = both_directions.edges(loop, 300, beside, 2)
@@ -227,7 +227,7 @@ def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first(
     cell = traced(cells.lstm.spec(512, 512))
     loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
     cuts = [
-        both_directions.edges(loop, 300, overlap.Beside(160.0, others), 2)
+        both_directions.edges(loop, 300, overlap.SideProducts(160.0, others), 2)
         for others in (0.0, 175.0, 400.0)
     ]
     alone, some, many = cuts
@@ -238,14 +238,14 @@ def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first(
     assert longest > 0.9 * 175.0 / idle
     grid = loop._replace(hidden=768)
     assert plan.ranked(*grid, loops=2)[0].clusters > 1
-    assert both_directions.edges(grid, 300, overlap.Beside(160.0), 2) == []  # not measured
+    assert both_directions.edges(grid, 300, overlap.SideProducts(160.0), 2) == []  # not measured
 
 
 def test_no_kernel_for_two_loops_is_no_saving(monkeypatch):
     """As where only kernels of one family are let, and the table has times of another."""
     cell = traced(cells.lstm.spec(512, 512))
     loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
-    beside = overlap.Beside(160.0, 73.0)
+    beside = overlap.SideProducts(160.0, 73.0)
     assert both_directions.loops_to_fit(loop, 300, False, beside=beside) == 2
     ranked = plan.ranked
     monkeypatch.setattr(plan, "ranked", lambda *of, loops=1: ranked(*of) if loops == 1 else ())

@@ -48,7 +48,7 @@ def idle(loop: plan.LoopRequest, number: int) -> float:
 
 
 def edges(
-    loop: plan.LoopRequest, steps: int, beside: overlap.Beside, number: int
+    loop: plan.LoopRequest, steps: int, beside: overlap.SideProducts, number: int
 ) -> list[int]:  # fmt: skip
     """Where chunks of the forward direction begin and end whose products run beside both loops.
 
@@ -68,7 +68,7 @@ def edges(
         return []
     left = idle(loop, number)
     return overlap.best_edges(
-        steps, beside.own, steps * us, left, costs=costs, others=beside.above
+        steps, beside.own_us, steps * us, left, costs=costs, others=beside.above_us
     )  # fmt: skip
 
 
@@ -84,20 +84,20 @@ def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
 
 
 def _saved(
-    loop: plan.LoopRequest, steps: int, us: float, beside: overlap.Beside, number: int
+    loop: plan.LoopRequest, steps: int, us: float, beside: overlap.SideProducts, number: int
 ) -> float:  # fmt: skip
     """Microseconds that products beside the loops save; `us`: of a step of both loops."""
-    above = min(beside.above, idle(loop, number) * steps * us)
+    above = min(beside.above_us, idle(loop, number) * steps * us)
     costs = _costs(loop, number)
-    if costs is None or not beside.own:
+    if costs is None or not beside.own_us:
         return above
     cut = edges(loop, steps, beside, number)
-    return above + (overlap.saved(cut, beside.own, 0.0, 0.0, costs) if cut else 0.0)
+    return above + (overlap.saved(cut, beside.own_us, 0.0, 0.0, costs) if cut else 0.0)
 
 
 def loops_to_fit(
     loop: plan.LoopRequest, steps: int, twice: bool, lost: float = 0.0,
-    beside: overlap.Beside = overlap.NOTHING,
+    beside: overlap.SideProducts = overlap.NO_SIDE_PRODUCTS,
 ) -> int:  # fmt: skip
     """How many loops the kernel of both directions is chosen for, if they run at the same time.
 

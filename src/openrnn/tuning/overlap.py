@@ -47,20 +47,21 @@ OF_BACKWARD_AT_ONCE = Costs(22.0, 20.0, 0.0)  # of both directions, on an H100
 FORK_UP_TO = 2e9
 
 
-class Beside(NamedTuple):
-    """Products that may run beside both loops of a layer, in microseconds.
+class SideProducts(NamedTuple):
+    """Products that may run on a stream of their own while both loops of a layer run.
 
     Attributes:
-        own: those of the layer, each chunk's beside the loops of the next chunk.
-        above: those of the weights of the layer above. They run beside the loops that backward
-            runs first, and the next loops wait for them.
+        own_us: microseconds of the layer's own. In forward those of a chunk run beside the loops
+            before its own, in backward beside the loops after its own.
+        above_us: microseconds of those that give the gradients of the weights of the layer above.
+            They run beside the loops that backward runs first, and the next loops wait for them.
     """
 
-    own: float = 0.0
-    above: float = 0.0
+    own_us: float = 0.0
+    above_us: float = 0.0
 
 
-NOTHING = Beside()
+NO_SIDE_PRODUCTS = SideProducts()
 
 
 class LoopStep(NamedTuple):
@@ -99,15 +100,19 @@ def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize
     return steps * batch * 2.0 * gate_rows * columns / FLOP_PER_US[itemsize]
 
 
-def beside(time: Callable[[int], float], inner: int, above: int) -> Beside:
-    """Products of both directions beside both loops; too short ones of the layer are none.
+def side_products(time: Callable[[int], float], inner: int, above: int) -> SideProducts:
+    """The products of both directions that may run beside both loops of a layer.
+
+    Its own count as 0 where they are too short to pay for a second chunk.
 
     Args:
-        time: of the products of one direction with so many columns, see `products_time`.
-        inner, above: columns that are multiplied of the layer, and of the layer above.
+        time: gives the microseconds of the products of one direction with so many columns, as
+            `products_time` does.
+        inner: columns that are multiplied of the layer.
+        above: columns of the weights of the layer above.
     """
     own = 2 * time(inner)
-    return Beside(own if pays(own) else 0.0, 2 * OF_WEIGHTS * time(above))
+    return SideProducts(own if pays(own) else 0.0, 2 * OF_WEIGHTS * time(above))
 
 
 def pays(products: float, costs: Costs = OF_CLUSTERS) -> bool:

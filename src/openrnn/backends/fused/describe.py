@@ -184,13 +184,13 @@ def both_at_once(
         spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
     )  # fmt: skip
     twice = both_directions.fits_twice(loop)
-    found = {overlap.NOTHING}
+    found = {overlap.NO_SIDE_PRODUCTS}
     if spec.input_mode == "linear" and not problem.reset_state:
         found = _beside(problem, kind, steps, batch)
     return {both_directions.loops_to_fit(loop, steps, twice, beside=beside) for beside in found}
 
 
-def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.Beside]:
+def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.SideProducts]:
     """The products that may run beside both loops of each layer."""
     spec = problem.spec
     rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
@@ -198,7 +198,7 @@ def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.
     def time(columns: int) -> float:
         return overlap.products_time(steps, batch, rows, columns, itemsize)
 
-    of = partial(overlap.beside, time)
+    of = partial(overlap.side_products, time)
     inputs = [spec.layer_input(layer) for layer in range(spec.num_layers)]
     if kind == "forward":
         return {of(inner, 0) for inner in inputs}

@@ -288,18 +288,20 @@ def edges_of_both(
 ) -> list[int]:  # fmt: skip
     """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
     products = _products_beside_loops(key, layer, inner, above)
-    if not products.own:
+    if not products.own_us:
         return []
     loop = _request(key.layer(layer, 0), options.kind, option_names, key.batch)
     return both_directions.edges(loop, key.steps, products, loops)
 
 
-def _products_beside_loops(key: ScheduleKey, layer: int, inner: int, above: int) -> overlap.Beside:
+def _products_beside_loops(
+    key: ScheduleKey, layer: int, inner: int, above: int
+) -> overlap.SideProducts:
     """The products that run beside both loops of a layer, where that pays."""
     one = key.layer(layer, 0)
     inner = 0 if key.reset_states or one.no_input_matrix else inner
-    found = overlap.beside(partial(_products_time, key, one), inner, above)
-    return found if any(found) and supported() else overlap.NOTHING
+    found = overlap.side_products(partial(_products_time, key, one), inner, above)
+    return found if any(found) and supported() else overlap.NO_SIDE_PRODUCTS
 
 
 def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:
