@@ -34,8 +34,11 @@ class Chunking:
         mode: what runs at the same time: nothing ("in_turn"), the loops of both directions of the
             layer, chunks of several layers ("wavefront"), or all layers in one launch. A single
             step has kernels of its own.
-        overlap: products run on a side stream while a loop runs. In turn: those of another chunk.
-            Wavefront: in backward those of the weights of the layer above. Both directions: both.
+        overlap: products run on another stream while a loop runs. Which ones, by mode:
+            "in_turn": forward's of the next chunk; backward's of the chunk that ran before.
+            "wavefront": backward's of the weights of the layer above, beside a layer's last loop.
+            "both_directions": forward's of the next chunk; backward's of the weights of the layer
+            above beside the first loops, and of dx of the chunk that ran before beside later ones.
         forks: in backward, once no loop is left, the products that remain run side by side, each
             on a stream of its own.
         loops: how many loops the device must hold at the same time, for which their kernel is

@@ -124,7 +124,12 @@ class Fused(Backend):
         return describe(problem)
 
     def schedule(self, problem: Problem, device: torch.device) -> list[str]:
-        """The operations that it runs, as `schedules` cuts and orders them; needs its device."""
+        """The operations that it runs, as `schedules` cuts and orders them; needs its device.
+
+        They are those of a call outside of CUDA graphs. In a graph, of the caller or of a call that
+        repeats, products after backward's loops run side by side where none takes more than 2 GFLOP
+        (`overlap.FORK_UP_TO`).
+        """
         key = ScheduleKey(
             problem, device.index or 0, problem.steps or 0, problem.batch or 0,
             problem.reset_state, problem.return_states, self.spin_limit,
