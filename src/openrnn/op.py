@@ -1,4 +1,4 @@
-"""The one door to autograd and the compiler: two registered operators, their fakes and derivatives.
+"""What autograd and the compiler see of a call: two operators, their fakes and derivatives.
 
 `openrnn::forward` and `openrnn::backward` are what graphs, traces and exports show. Eager calls go
 round the dispatcher, straight to the backend: at T = 1 its cost would be felt. Both ways share one
@@ -63,8 +63,8 @@ def _forward(*args: Any) -> list[Tensor]:
 
 def forward_fake(*args: Any) -> list[Tensor]:
     """What forward returns, by its shapes: y, final states, all states, reserve."""
-    for told in ON_TRACE:
-        told(torch.onnx.is_in_onnx_export())
+    for listener in ON_TRACE:
+        listener(torch.onnx.is_in_onnx_export())
     x, states, *others, spec, backend, grad, training, return_states, precision = args
     constants = CallConstants(spec, backend, grad, training, return_states, precision)
     inputs = (x, states, *others)
@@ -175,8 +175,10 @@ def gradients(
         grads: of y, the final states, and all states where they were asked for.
     """
     visible, plain = checks.gradients(grads)
-    odd = not plain and (not watched(y) or any(g is not None and _batched(g) for g in visible))
-    if odd or torch.autograd.forward_ad._current_level >= 0:
+    needs_reference = not plain and (
+        not watched(y) or any(g is not None and _batched(g) for g in visible)
+    )
+    if needs_reference or torch.autograd.forward_ad._current_level >= 0:
         return _differentiated(route, inputs, visible, needs)
     if torch.is_grad_enabled():
         if not plain or not _derives(route, inputs, y, visible):
