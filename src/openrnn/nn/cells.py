@@ -174,7 +174,7 @@ class LSTMCell(CellModule):
         return h, c
 
 
-class _OneState(CellModule):
+class _OneStateCell(CellModule):
     _title: str  # its name in messages
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
@@ -191,7 +191,7 @@ class _OneState(CellModule):
         return self._step(input, (hx,))[0]
 
 
-class GRUCell(_OneState):
+class GRUCell(_OneStateCell):
     """One GRU step: `torch.nn.GRUCell`. Equations: `openrnn.GRU`.
 
     Shapes:
@@ -204,7 +204,7 @@ class GRUCell(_OneState):
         super().__init__(cells.gru, *args, **kwargs)
 
 
-class RNNCell(_OneState):
+class RNNCell(_OneStateCell):
     """One Elman step: `torch.nn.RNNCell`. Equations: `openrnn.RNN`.
 
     Shapes:

@@ -53,13 +53,14 @@ EXTRAS = """
             replaced *before* the step (in RL terms `episode_start`), in the reverse direction after
             it; no gradient passes. Setting it at t = 0 discards `hx`.
         reset_state: what replaces them, like hx with 1 allowed for a size; zeros by default.
-        return_states: also return each state after every step, (L*D, T, B, H), differentiable.
+        return_states: also return each state after every step, (L*D, T, B, O or H) in the layout of
+            the input, differentiable.
         generator: of dropout masks; by default torch's own.
         padding_value: what y is past the lengths in place of 0; the states of all steps stay 0.
 """
 
 
-class _OneState(Layer):
+class _OneStateLayer(Layer):
     def _give(self, states: tuple[Tensor, ...]) -> Tensor:
         return states[0]
 
@@ -100,7 +101,7 @@ class LSTM(Layer):
         return self._spec.chains, self._batch(input, batch_sizes), self.hidden_size
 
 
-class GRU(_OneState):
+class GRU(_OneStateLayer):
     """A stack of gated recurrent unit layers: `torch.nn.GRU`, run by the first backend that can.
 
         r, z = sigmoid(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh)
@@ -128,7 +129,7 @@ class GRU(_OneState):
         super().__init__(cells.gru, *args, **kwargs)
 
 
-class RNN(_OneState):
+class RNN(_OneStateLayer):
     """A stack of Elman layers: `torch.nn.RNN`, run by the first backend that can.
 
         h_t = tanh(W_ih x_t + b_ih + W_hh h_{t-1} + b_hh), or relu of it with nonlinearity="relu"

@@ -13,7 +13,7 @@ from openrnn.errors import kind_of
 from openrnn.nn import autocast, checks, flat, stages
 from openrnn.nn.base import Layer
 from openrnn.nn.call_cache import CachingModule
-from openrnn.nn.layers import _OneState
+from openrnn.nn.layers import _OneStateLayer
 from openrnn.nn.stages import Group, Plan, Stage
 from openrnn.nn.stepper import Stepper
 from openrnn.params import module_slots
@@ -100,7 +100,7 @@ class Pipeline(Layer):
             self.register_parameter(name, getattr(layer, name))
         self.devices = tuple(map(_device, devices))
         self.chunks = chunks
-        self._one_state = isinstance(layer, _OneState) or getattr(layer, "_one_state", False)
+        self._one_state = isinstance(layer, _OneStateLayer) or getattr(layer, "_one_state", False)
         self._outside_of_graphs()
         self._place()
 

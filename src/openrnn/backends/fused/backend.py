@@ -159,7 +159,7 @@ class Fused(Backend):
         steps, batch = x.shape[0], x.shape[1]
         if steps == 0 or batch == 0:
             return empty_forward(self, call)
-        call = _laid_out(call)
+        call = _with_dense_states(call)
         all_states: list[Tensor] = []
         if problem.return_states:
             # kernels write nothing past the end of a sequence
@@ -207,7 +207,7 @@ class Fused(Backend):
         spec, x = call.problem.spec, call.x
         if x.shape[0] == 0 or x.shape[1] == 0:
             return empty_backward(call, grads, needs)
-        call = _laid_out(call)
+        call = _with_dense_states(call)
         saved, rest = reserve[: spec.chains], reserve[spec.chains :]
         lengths: SortedLengths | None = None
         if call.lengths is not None:
@@ -227,7 +227,7 @@ class Fused(Backend):
         return run.gradients
 
 
-def _laid_out(call: Call) -> Call:
+def _with_dense_states(call: Call) -> Call:
     """The call with dense states, as the kernels read them, 16 bytes at a time in a single step."""
     if not call.states and not call.reset_states:
         return call

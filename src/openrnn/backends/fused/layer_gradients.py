@@ -101,7 +101,7 @@ class LayerGradients:
         self.layer: LayerKernels = weights.layer
         x, self.wanted = tensors.x, wanted
         self.x, self.y = x, tensors.y
-        self.dy = _laid_out(self.layer, tensors.dy)
+        self.dy = _dy_of_direction(self.layer, tensors.dy)
         layer, chunks = self.layer, chunking.chunks
         # a loop must not overwrite what products beside it read
         self._whole = chunking.overlap or chunking.mode == "wavefront" or len(chunks) == 1
@@ -214,7 +214,7 @@ class LayerGradients:
         )  # fmt: skip
 
 
-def _laid_out(layer: LayerKernels, dy: Tensor | None) -> Tensor | None:
+def _dy_of_direction(layer: LayerKernels, dy: Tensor | None) -> Tensor | None:
     """This direction's part of dy (T, B, D*H) as the backward loop reads it."""
     if dy is None:
         return None

@@ -6,9 +6,9 @@ Programs run their operations on a main stream M and on side streams S, which wa
 2. A temporary of S is in use from S's last wait for M before its first operation, to M's first wait
    for S after its last operation. So whatever gets its memory next, on any stream, waits for M at a
    place where M has waited for all that used it.
-3. Where S has not waited for M before, it is in use from the begin of the program; where M does
+3. Where S has not waited for M before, it is in use from the start of the program; where M does
    not wait for S after, until the end.
-4. A wait for the begin of a launch counts as a wait for all that the launch's stream had waited
+4. A wait for the start of a launch counts as a wait for all that the launch's stream had waited
    for: no launch begins before the work given to its stream before it has ended, since none of ours
    is a programmatic dependent launch.
 """
