@@ -39,16 +39,18 @@ class CudnnRegion(NamedTuple):
 
 # Measured on an H200 with cuDNN 9.19, T 256, both from CUDA graphs. Results: fused.json of
 # benchmarks/log; for the tanh RNN fused-choice.json, whose one loss, float32 at H 256 B 1, was of
-# its former tf32 products; for the ReLU RNN, T 50, deepbench.jsonl of c81649a. A region is where
-# cuDNN's best correct algorithm (in bfloat16 torch.nn's choice) takes at most 0.95 of our time; the
-# share stands behind it. Between two measured H the border lies halfway; B is a class that ends at
-# a power of two; nothing is said beyond what was measured. The losses of fused.json at H 1024,
-# B 256 were of grids. The loops that run there now take half as long, so they are left out; since
-# then only an LSTM in bfloat16 was measured: torch.nn's graph takes 1.51 of our time in inference,
-# 1.40 in training (stacks.jsonl of ad27a64).
+# its former tf32 products; for the ReLU RNN, T 50,
+# `git show 7c32eed:benchmarks/results/h200/deepbench.jsonl`. A region is where cuDNN's best correct
+# algorithm (in bfloat16 torch.nn's choice) takes at most 0.95 of our time; the share stands behind
+# it. Between two measured H the border lies halfway; B is a class that ends at a power of two;
+# nothing is said beyond what was measured. The losses of fused.json at H 1024, B 256 were of grids.
+# Other loops run there now, so they are left out. Of those only an LSTM in bfloat16 was measured:
+# torch.nn's graph takes 1.51 of our time in inference, 1.40 in training (lstm-1x1024-b256 of
+# `git show bae6cd4:benchmarks/results/h200/stacks.jsonl`).
 CUDNN_FASTER = (
     CudnnRegion(("rnn_relu",), torch.float16, (2304, 2560), (65, 128), (True,)),  # 0.75
-    # measured at T 25 only, on 2026-11-25; at B 64 cuDNN takes 1.12 and 1.19 of our time
+    # measured at T 25 only; the runs are in no file, and CHANGELOG.md has these shares. At B 64
+    # torch.nn's graph takes 1.12 of our time in float16: benchmarks/results/h200/deepbench.jsonl
     CudnnRegion(("lstm",), torch.float16, (2041, 2048), (65, 128), (True,)),  # 0.82
     CudnnRegion(("lstm",), torch.bfloat16, (2041, 2048), (65, 128), (True,)),  # 0.84
 )

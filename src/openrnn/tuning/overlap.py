@@ -1,9 +1,9 @@
 """Where a call is cut in time so that products of one chunk run beside the loop of another.
 
-A loop of few rows leaves multiprocessors idle, and the products over all its steps take up to a
-quarter of a call. While the loop of one chunk runs, forward multiplies the inputs of the next
-chunk, and backward the gradients of the chunk before. The products of forward's first and of
-backward's last chunk run alone, so that chunk is mostly the shortest.
+A loop of few rows leaves multiprocessors idle, which the products over all its steps can use. While
+the loop of one chunk runs, forward multiplies the inputs of the next chunk, and backward the
+gradients of the chunk before. The products of forward's first and of backward's last chunk run
+alone, so that chunk is mostly the shortest.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,9 +19,7 @@ LEAST_IDLE = 0.1  # share of multiprocessors: on fewer a product takes longer th
 ROOM = 0.25  # the share that two loops at once, and a grid of a short call, must leave idle
 GRID_SLOWDOWN = 0.05  # share of time that products cost backward's grid loop, by sharing L2
 FLOP_PER_US = {2: 5e8, 4: 2e8}  # of products over all steps on an H200, by bytes of a value
-# share of that time that products of weights take, which sum over all steps and rows: 343 us beside
-# both loops of an LSTM of 512 units, B 32, T 300, on an H100
-OF_WEIGHTS = 0.73
+OF_WEIGHTS = 0.73  # share of that time that products of weights take: they sum over steps and rows
 
 
 class Costs(NamedTuple):
@@ -38,12 +36,14 @@ class Costs(NamedTuple):
     loop: float
 
 
-# from CUDA graphs on an H200: benchmarks/log/cuda-results.md
+# Measured from CUDA graphs: benchmarks/log/cuda-results.md. The first three on an H200, "Products
+# beside the loops of short calls" (of grids also cuda-experiments.md, "Time chunks and overlap");
+# the last on an H100, "Backward of both directions in chunks".
 OF_CLUSTERS, OF_GRIDS = Costs(12.0, 12.0, 0.0), Costs(40.0, 40.0, 800.0)
 OF_GRIDS_WITH_ROOM = Costs(20.0, 20.0, 0.0)  # forward, where `ROOM` is idle
-OF_BACKWARD_AT_ONCE = Costs(22.0, 20.0, 0.0)  # of both directions, on an H100
+OF_BACKWARD_AT_ONCE = Costs(22.0, 20.0, 0.0)  # of both directions
 # floating-point operations of the largest product after a loop up to which dx, dW_ih and dW_hh run
-# side by side: of 1.7e9 that saves 2 to 8% of a call, of 3.3e9 it costs 1 to 2%, on an H100
+# side by side: benchmarks/log/cuda-experiments.md, "Products after a loop, side by side"
 FORK_UP_TO = 2e9
 
 

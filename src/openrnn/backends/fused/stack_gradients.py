@@ -1,7 +1,7 @@
 """The gradients of the weights of a stack whose loops one launch ran: several layers at a time.
 
-A product of one layer is small: at H 256 or 512 its tiles fill the device once at most. cuBLASLt
-multiplies several layers in one call, with larger tiles, in 0.6 to 0.75 of the time.
+A product of one layer is small. cuBLASLt multiplies several layers in one call, mostly in less
+time: benchmarks/log/cuda-experiments.md, "Products of weights for all layers of a stack at once".
 """
 
 from collections.abc import Sequence
