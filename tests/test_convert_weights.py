@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.utils.parametrizations import spectral_norm
 
 import openrnn
 from openrnn import cells, from_weights, to_weights
@@ -532,6 +533,37 @@ def test_heads():
         to_weights(layer, "xlstm", heads=2)
     with pytest.raises(ValueError, match="heads must be 1"):
         to_weights(openrnn.LSTM(3, 4, bias_mode="input"), "keras", heads=2)
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (3, 4)])
+def test_a_quantized_layer_has_floating_weights(sizes):
+    """Whatever the library: those that its own calls in floating point run with."""
+    layer, plain = openrnn.GRU(*sizes), openrnn.GRU(*sizes)
+    torch.nn.init.zeros_(layer.bias_hh_l0)  # some have no place for that of n
+    openrnn.quantize(layer, quiet=True)
+    with torch.no_grad():
+        for parameter, value in zip(plain.parameters(), layer.weights(), strict=True):
+            parameter.copy_(value)
+    taken = [
+        name for name in LIBRARIES if any(row.cell == "gru" for row in LIBRARIES[name].layouts)
+    ]
+    assert len(taken) > 5
+    for name in taken:
+        found, wanted = (to_weights(each, name, sum_biases=True) for each in (layer, plain))
+        assert found.keys() == wanted.keys()
+        same_bits(found.values(), wanted.values())
+
+
+def test_reading_weights_changes_nothing():
+    """Modes of parts that differ, and the vectors of a spectral norm, which training moves."""
+    layer = spectral_norm(openrnn.GRU(3, 4), "weight_hh_l0")
+    layer.parametrizations["weight_hh_l0"].eval()
+    spectral_norm(layer, "weight_ih_l0")
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    modes = [module.training for module in layer.modules()]
+    to_weights(layer, "torch")
+    assert [module.training for module in layer.modules()] == modes
+    assert all(value.equal(before[name]) for name, value in layer.state_dict().items())
 
 
 def test_no_library_is_imported():

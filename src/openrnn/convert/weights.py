@@ -106,7 +106,7 @@ def to_weights(
     """The arrays that another library keeps for a layer, by its names, in its order.
 
     Args:
-        layer: a layer of ours.
+        layer: a layer of ours; of a quantized one its weights in floating point.
         target: the library; `docs/convert.md` lists them.
         sum_biases: where the library has one bias vector and the layer two, write their sum: the
             same function but for its rounding.
@@ -134,8 +134,7 @@ def tensors(
     spec = layer.spec
     layout = layout_for(found, spec)
     check_heads(layout, spec, heads)
-    parameters = [getattr(layer, slot.name) for slot in params.module_slots(spec)]
-    own = params.chains(spec, [tensor.detach().cpu() for tensor in parameters])
+    own = params.chains(spec, [weight.cpu() for weight in layer.resting_weights()])
     blocks = [
         fit(layout, blocks_of(spec, chain), target, f"layer {place // spec.directions}", sum_biases)
         for place, chain in enumerate(own)

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from openrnn import dispatch
 from openrnn.embed import names
 from openrnn.embed.compiled import REAL, Job, compiled
@@ -95,7 +93,7 @@ def export_native(
         )
     if compiler is not None and shutil.which(compiler) is None:
         raise ValueError(f"the compiler {compiler} is not on the PATH: install it, or name another")
-    weights = _weights(layer)
+    weights = layer.resting_weights()
     dtype = weights[0].dtype
     if dtype not in REAL or any(weight.is_meta for weight in weights):
         have = "one without values" if weights[0].is_meta else dtype
@@ -112,18 +110,6 @@ def export_native(
     if cpu in FOREIGN and compiler is None:
         return files
     return [*files, *_linked(path, compiler or "cc")]
-
-
-def _weights(layer: "Layer") -> list[torch.Tensor]:
-    """The weights as in eval mode, each parametrization computed once."""
-    modes = {module: module.training for module in layer.modules()}
-    try:
-        layer.eval()
-        with torch.no_grad():
-            return [weight.detach() for weight in layer.weights()]
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _linked(path: Path, compiler: str) -> list[Path]:

@@ -1,6 +1,8 @@
 """A network as a module: parameters under torch's names, where they lie, what a copy takes."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, ClassVar, NoReturn
 
@@ -13,6 +15,18 @@ from openrnn.nn import checks, flat, foreign
 from openrnn.nn.call_cache import CachingModule
 from openrnn.nn.fixed_options import OF_SPEC, FixedOptions, of_spec
 from openrnn.spec import Spec, clip_bounds
+
+
+@contextmanager
+def resting(module: nn.Module) -> Iterator[None]:
+    """A module in eval mode, and each of its parts in its own mode again afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 class Network(FixedOptions, CachingModule):
@@ -161,6 +175,14 @@ class Network(FixedOptions, CachingModule):
             return [own[name] for name in self._names]
         except KeyError:  # parametrized or weight-normed ones are attributes, not parameters
             return [getattr(self, name) for name in self._names]
+
+    def resting_weights(self) -> list[Tensor]:
+        """`weights` as in eval mode, for what reads them outside a call; they need no gradient.
+
+        Each parametrization computes its own once, and spectral norms stay as they are.
+        """
+        with resting(self):
+            return [weight.detach() for weight in self.weights()]
 
     def _any_weight(self) -> Tensor:
         """A tensor of the layer's dtype and device."""
