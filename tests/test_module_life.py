@@ -62,6 +62,75 @@ def test_pruning():
         same(theirs(X)[0], ours(X)[0])
 
 
+def half_pruned(layer, name):
+    return prune.l1_unstructured(layer, name, amount=0.5)
+
+
+OLD = pytest.mark.parametrize("how", [half_pruned, nn.utils.weight_norm, nn.utils.spectral_norm])
+DEPRECATED = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+
+
+@OLD
+@DEPRECATED
+def test_what_is_no_forward_computes_the_weights_of_hooks(how):
+    """Old-style weight norm, spectral norm and pruning compute theirs before forward alone."""
+    torch.manual_seed(0)
+    layer, state = openrnn.GRU(3, 4), torch.randn(1, 2, 4)
+    x, stepper = torch.randn(5, 2, 3), layer.stepper(2)
+    with torch.no_grad():
+        for x_t in x:  # calls that repeat, and bound steps
+            layer.step(x_t, state), stepper(x_t)
+        how(layer, "weight_hh_l0")
+        layer.eval()(x)  # in training mode each call would move a spectral norm's vectors
+
+        def changed():
+            for parameter in layer.parameters():
+                parameter[0] *= 1.7  # all of it would leave a spectral norm as it is
+            return layer
+
+        y = changed().step(x[0], state)[0]
+        same(y, layer(x, state)[0][0])
+        stepper.state = state
+        changed()
+        y = stepper(x[0]).clone()
+        same(y, layer(x, state)[0][0])
+        weight = openrnn.to_weights(changed(), "torch")["weight_hh_l0"]
+        layer(x)
+        same(torch.as_tensor(weight), layer.weight_hh_l0)
+
+
+@OLD
+@DEPRECATED
+def test_training_by_steps_alone_with_weights_of_hooks(how):
+    theirs, ours = torch.nn.GRU(3, 4), openrnn.GRU(3, 4)
+    ours.load_state_dict(theirs.state_dict())
+    x, losses = torch.randn(3, 2, 3), []
+    for layer in (theirs, ours):
+        torch.manual_seed(0)
+        how(layer.eval(), "weight_hh_l0")
+        by = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            state = torch.zeros(1, 2, 4)
+            for x_t in x:
+                if layer is ours:
+                    y, state = layer.step(x_t, state)
+                else:
+                    y, state = layer(x_t[None], state)
+            by.zero_grad()
+            loss = y.square().sum()
+            loss.backward()
+            by.step()
+            losses.append(loss.detach())
+    same(torch.stack(losses[:3]), torch.stack(losses[3:]))
+
+
+def test_hooks_of_a_user_see_no_step():
+    layer, seen = openrnn.GRU(3, 4), []
+    layer.register_forward_pre_hook(lambda *_: seen.append(1))
+    layer.step(torch.randn(2, 3))
+    assert not seen
+
+
 def test_weights_that_are_swapped_are_read():
     """torch.nn's layers cannot be: they hold weak references to their weights."""
     _, ours = both()

@@ -159,6 +159,8 @@ class Layer(TorchNames):
             >>> torch.allclose(lstm(x)[0][0], y, atol=1e-6)
             True
         """
+        if self._forward_pre_hooks:
+            self._run_weight_hooks()
         repeats = not is_compiling() and reset_state is None
         repeats = repeats and (reset is None or is_kernel_mask(reset, x_t))
         if repeats:
@@ -361,11 +363,7 @@ class Layer(TorchNames):
             return None
         states = self._take(hx)
         names = self.cell.states
-        if len(states) != len(names):
-            raise RuntimeError(
-                f"{type(self).__name__} expects {len(names)} states ({', '.join(names)}), "
-                f"got {len(states)}"
-            )
+        checks.number_of_states(type(self).__name__, names, len(states))
         for state in states:
             checks.dense("hx", state)
             if state.dim() != dims:

@@ -22,6 +22,12 @@ def same_dtype(x: Tensor, weight: Tensor) -> None:
         )
 
 
+def number_of_states(title: str, names: Sequence[str], count: int) -> None:
+    """Raises unless a call has as many states as its cell."""
+    if count != len(names):
+        raise RuntimeError(f"{title} expects {len(names)} states ({', '.join(names)}), got {count}")
+
+
 def wrong_dims(states: Sequence[Tensor], dims: int) -> None:
     """Raises for states that have not as many dimensions as they need beside the input."""
     kind = "batched 3-D" if dims == 3 else "unbatched 2-D"

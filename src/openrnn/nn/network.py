@@ -176,12 +176,29 @@ class Network(FixedOptions, CachingModule):
         except KeyError:  # parametrized or weight-normed ones are attributes, not parameters
             return [getattr(self, name) for name in self._names]
 
+    def _run_weight_hooks(self) -> None:
+        """Computes weights anew that a hook makes before each forward, for what is no forward.
+
+        So do the older `weight_norm`, `spectral_norm` and `prune` of `torch.nn.utils`, whose hooks
+        look at no input. Hooks of a user's are of forward alone.
+        """
+        if not self._forward_pre_hooks:
+            return
+        from torch.nn.utils.prune import BasePruningMethod
+        from torch.nn.utils.spectral_norm import SpectralNorm
+        from torch.nn.utils.weight_norm import WeightNorm
+
+        for hook in self._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod):
+                hook(self, ())
+
     def resting_weights(self) -> list[Tensor]:
         """`weights` as in eval mode, for what reads them outside a call; they need no gradient.
 
         Each parametrization computes its own once, and spectral norms stay as they are.
         """
         with resting(self):
+            self._run_weight_hooks()
             return [weight.detach() for weight in self.weights()]
 
     def _any_weight(self) -> Tensor:
