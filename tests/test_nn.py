@@ -213,6 +213,11 @@ def test_a_wrong_call_raises_what_torch_raises(place):
     ("ask", "error", "text"),
     [
         (lambda o: o(z(5, 2, 3), z(1, 2, 4)), RuntimeError, "LSTM expects 2 states (h, c), got 1"),
+        (
+            lambda o: openrnn.GRU(3, 4)(z(5, 2, 3), (z(1, 2, 4), z(1, 2, 4))),
+            RuntimeError,
+            "GRU expects 1 state (h), got 2",
+        ),
         (lambda o: o(z(5, 3), lengths=torch.tensor([5])), ValueError, "lengths need a batch"),
         (
             lambda o: o(z(5, 2, 3), lengths=torch.tensor([5, 6])),
@@ -248,6 +253,18 @@ def test_a_wrong_call_raises_what_torch_raises(place):
             lambda o: o(z(5, 2, 3), reset=z(5, 2), reset_state=(z(1, 2, 4),)),
             ValueError,
             "reset_state needs 2 states, got 1",
+        ),
+        (
+            lambda o: openrnn.RNN(3, 4)(
+                z(5, 2, 3), reset=z(5, 2), reset_state=(z(1, 2, 4), z(1, 2, 4))
+            ),
+            ValueError,
+            "reset_state needs 1 state, got 2",
+        ),
+        (
+            lambda o: o(PackedSequence(z(0, 3), torch.zeros(0, dtype=torch.int64))),
+            ValueError,
+            "batch_sizes of a PackedSequence must have at least one step, got none",
         ),
         (
             lambda o: o(pack_padded_sequence(z(5, 2, 3), [5, 2]), reset=z(5, 2)),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from openrnn.errors import counted
 from openrnn.guards import TYPES, Sizes, guard, nested
 from openrnn.params import check as check_shapes
 from openrnn.params import module_slots
@@ -214,7 +215,8 @@ def check_states(spec: Spec, batch: int | None, states: Group, resets: Group) ->
     for group in (states, resets):
         if group and len(group) != len(spec.states):
             raise ValueError(
-                f"needs {len(spec.states)} states ({', '.join(spec.states)}), got {len(group)}"
+                f"needs {counted(len(spec.states), 'state')} ({', '.join(spec.states)}), "
+                f"got {len(group)}"
             )
         for state, width in zip(group, spec.state_sizes):
             wanted = spec.chains, state.shape[1] if batch is None else batch, width

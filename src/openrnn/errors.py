@@ -19,6 +19,11 @@ def kind_of(value: object) -> str:
     return f"torch's {kind.__name__}" if kind.__module__.split(".")[0] == "torch" else kind.__name__
 
 
+def counted(number: int, word: str) -> str:
+    """How many of a thing in a message: 1 state, 2 states."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns about the line outside of this package, and of torch, from which it was called."""
     frame, level = sys._getframe(1), 2

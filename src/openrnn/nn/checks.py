@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from openrnn import tensors
-from openrnn.errors import warn_user
+from openrnn.errors import counted, warn_user
 from openrnn.spec import whole
 
 
@@ -25,7 +25,8 @@ def same_dtype(x: Tensor, weight: Tensor) -> None:
 def number_of_states(title: str, names: Sequence[str], count: int) -> None:
     """Raises unless a call has as many states as its cell."""
     if count != len(names):
-        raise RuntimeError(f"{title} expects {len(names)} states ({', '.join(names)}), got {count}")
+        states = counted(len(names), "state")
+        raise RuntimeError(f"{title} expects {states} ({', '.join(names)}), got {count}")
 
 
 def wrong_dims(states: Sequence[Tensor], dims: int) -> None:
@@ -63,11 +64,13 @@ def packed(given: PackedSequence) -> None:
     # what a tracer records has no numbers yet
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return
-    if sizes.dim() != 1 or sizes.dtype != torch.int64 or sizes.is_cuda or not sizes.numel():
+    if sizes.dim() != 1 or sizes.dtype != torch.int64 or sizes.is_cuda:
         raise ValueError(
             "batch_sizes of a PackedSequence must be an int64 vector on the CPU, "
             f"got {sizes.dtype} of shape {tuple(sizes.shape)} on {sizes.device}"
         )
+    if not sizes.numel():
+        raise ValueError("batch_sizes of a PackedSequence must have at least one step, got none")
     # falling, so that the last is the least
     if int(sizes[-1]) < 1 or (sizes.numel() > 1 and bool((sizes[1:] > sizes[:-1]).any())):
         raise ValueError(
@@ -160,7 +163,8 @@ def reset_states(
             )
         found.append(state)
     if len(states) != len(wanted):
-        raise ValueError(f"reset_state needs {len(wanted)} states, got {len(states)}")
+        needed = counted(len(wanted), "state")
+        raise ValueError(f"reset_state needs {needed}, got {len(states)}")
     return found
 
 
