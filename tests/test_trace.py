@@ -329,6 +329,28 @@ def test_the_caller_s_modes_do_not_matter(mode):
     assert inside.step.nodes == outside.step.nodes
 
 
+@openrnn.cell(gates="a", states="h")
+def signs_taken(x, r, s):
+    return torch.copysign(x.a + r.a, -0.0) * 3 + torch.copysign(x.a + r.a, 0.0)
+
+
+@openrnn.cell(gates="a", states="h")
+def signs_chosen(x, r, s):
+    return torch.where(x.a > 0, 0.0, -0.0).reciprocal().sign() + 0.1 * r.a
+
+
+@pytest.mark.parametrize("cell", [signs_taken, signs_chosen], ids=lambda cell: cell.name)
+def test_a_zero_keeps_its_sign(cell):
+    """0.0 and -0.0 are equal, and no two operations on them are one."""
+    agree(cell)
+    layer, x = openrnn.Recurrent(cell, 3, 4), torch.randn(5, 2, 3)
+    with torch.no_grad():
+        layer.backend = "cpu"
+        found = layer(x)[0]
+        layer.backend = "reference"
+        assert distance(found, layer(x)[0]) < 1e-5
+
+
 def test_pruned():
     graph = Graph(
         ("a", "b"),

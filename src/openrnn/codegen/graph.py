@@ -1,5 +1,6 @@
 """A cell's step or its derivative as a short list of primitive elementwise operations."""
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ _NUMBERS: dict[str, Callable[[float, float], float]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
+
+
+def signed(value: Value) -> Value | tuple[float, float]:
+    """What tells a value from every other: 0.0 equals -0.0, and copysign and 1 / x do not."""
+    return value if isinstance(value, str) else (value, math.copysign(1.0, value))
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Builder:
     def __init__(self, inputs: tuple[str, ...]) -> None:
         self.inputs = inputs
         self.nodes: list[Node] = []
-        self._known: dict[tuple[str, tuple[Value, ...]], str] = {}
+        self._known: dict[tuple[object, ...], str] = {}
         self._names = set(inputs)
         self._gates: dict[str, str] = {}
         self._truths: set[Value] = set()
@@ -137,7 +143,7 @@ class Builder:
         simple = _fold(op, args)
         if simple is not None:
             return simple
-        key = (op, args)
+        key = (op, *map(signed, args))
         if key not in self._known:
             self._known[key] = self._name(op, args)
             self.nodes.append(Node(self._known[key], op, args))
@@ -208,7 +214,10 @@ def factored(graph: Graph, linear: frozenset[str]) -> Graph:
 
 
 def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
-    """What an operation on 0, 1, equal values or numbers is, exact for every input."""
+    """What an operation on 0, 1, equal values or numbers is, exact for every input.
+
+    But for the sign of a zero that x + 0 or x - 0 gives, which is that of x here.
+    """
     if op in TRUTHS and any(isinstance(arg, float) for arg in args):
         found = _fold_truth(op, args)
         if found is not None:
@@ -223,7 +232,7 @@ def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
         return args[1]
     if op == "where" and isinstance(args[0], float):
         return args[1] if args[0] else args[2]
-    if op == "where" and args[1] == args[2]:
+    if op == "where" and signed(args[1]) == signed(args[2]):
         return args[1]
     if op == "neg" and isinstance(args[0], float):
         return -args[0]
