@@ -7,6 +7,10 @@ import pytest
 import torch
 from test_convert_lightning import Callback, Trainer
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrizations
 from torch.optim import optimizer
 
 import openrnn
@@ -100,6 +104,85 @@ def test_inputs_without_a_matrix(mode):
     torch.testing.assert_close(gate.values.view(5, 2, 4).tanh(), rnn(x)[0])
 
 
+TIMES = torch.tensor([3, 5])
+MASK = torch.tensor([[0, 1], [1, 0], [0, 0], [1, 1], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("options", "odd", "plain"),
+    [
+        ({}, {"lengths": [3, 5]}, {"lengths": TIMES}),
+        ({}, {"lengths": TIMES.numpy()}, {"lengths": TIMES}),
+        ({}, {"lengths": TIMES.to(torch.uint16)}, {"lengths": TIMES}),
+        ({"bidirectional": True}, {"lengths": TIMES.to(torch.int8)}, {"lengths": TIMES}),
+        ({}, {"reset": MASK.tolist()}, {"reset": MASK.bool()}),
+        ({"batch_first": True}, {"reset": MASK.t().tolist()}, {"reset": MASK.t().bool()}),
+        ({"num_layers": 2}, {"reset_state": torch.ones(1, 1, 4)},
+         {"reset_state": torch.ones(2, 2, 4)}),
+    ],
+    ids=["list", "array", "uint16", "int8", "list of resets", "batch_first", "expanded state"],
+)  # fmt: skip
+def test_masks_and_states_as_a_call_takes_them(options, odd, plain):
+    writer, gru = Writer(), openrnn.GRU(3, 4, **options)
+    x = torch.randn((2, 5, 3) if "batch_first" in options else (5, 2, 3))
+    if "reset_state" in odd:
+        odd, plain = ({"reset": MASK.bool()} | given for given in (odd, plain))
+    with openrnn.watch(gru, writer, every=1):
+        gru(x, **odd)
+    wanted = [gate.values for gate in preactivations(gru, x, **plain)]
+    assert len(wanted) == len(writer.histograms)
+    for (_, _, found), want in zip(writer.histograms, wanted):
+        torch.testing.assert_close(found, want)
+
+
+def test_single_sequences_with_lists():
+    gru, x = openrnn.GRU(3, 4, 2), torch.randn(5, 3)
+    given = {"reset": [0, 1, 0, 0, 1], "reset_state": torch.ones(1, 4)}
+    plain = {"reset": torch.tensor(given["reset"]), "reset_state": torch.ones(2, 4)}
+    for one, other in zip(preactivations(gru, x, **given), preactivations(gru, x, **plain)):
+        assert one.values.equal(other.values)
+
+
+def _each_gradient(gru, x):
+    own = {name: value.detach() for name, value in gru.named_parameters()}
+    one = grad(lambda params, x: functional_call(gru, params, (x,))[0].sum())
+    return vmap(one, (None, 0))(own, torch.stack([x, 2 * x]))["weight_hh_l0"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes become constants
+@pytest.mark.parametrize(
+    "follow",
+    [
+        lambda gru, x: vmap(lambda x: gru(x)[0])(torch.stack([x, 2 * x])),
+        _each_gradient,
+        lambda gru, x: torch.jit.trace(gru, (x,), check_trace=False)(x)[0],
+        lambda gru, x: make_fx(lambda x: gru(x)[0])(x)(x),
+        lambda gru, x: make_fx(lambda x: gru(x)[0], pre_dispatch=True)(x)(x),
+        lambda gru, x: torch.export.export(gru, (x,)).module()(x)[0],
+        lambda gru, x: gru.to("meta")(x.to("meta"))[0].shape,
+    ],
+    ids=["vmap", "each gradient", "jit.trace", "make_fx", "pre_dispatch", "export", "meta"],
+)
+def test_what_follows_a_call_sees_no_watch(follow):
+    writer, gru, x = Writer(), openrnn.GRU(3, 4), torch.randn(5, 2, 3)
+    wanted = follow(copy.deepcopy(gru), x)
+    with openrnn.watch(gru, writer, every=1):
+        found = follow(gru, x)
+    assert not writer.scalars
+    assert torch.is_tensor(wanted) is torch.is_tensor(found)
+    assert found.equal(wanted) if torch.is_tensor(found) else found == wanted
+
+
+def test_fake_tensors_are_not_watched():
+    writer = Writer()
+    with FakeTensorMode():
+        gru, x = openrnn.GRU(3, 4), torch.randn(5, 2, 3)
+    with openrnn.watch(gru, writer, every=1):
+        gru(x)
+    assert not writer.scalars
+
+
 def test_what_is_written_and_when():
     writer, model = Writer(), Tagger()
     other = nn.Linear(2, 2)
@@ -153,6 +236,24 @@ def test_training_is_the_same_bit_for_bit():
             handle.remove()
         weights.append(nn.utils.parameters_to_vector(model.parameters()))
     assert weights[0].equal(weights[1])
+
+
+def test_what_a_parametrization_counts_is_the_same():
+    """The vectors of a spectral norm, which each reading in training mode moves."""
+    found = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        model = Tagger()
+        parametrizations.spectral_norm(model.rnn, "weight_hh_l0")
+        parametrizations.spectral_norm(model.rnn, "weight_hh_l1")
+        model.rnn.parametrizations["weight_hh_l1"].eval()
+        handle = openrnn.watch(model, Writer(), every=1) if watched else None
+        steps(model, 3)
+        assert not model.rnn.parametrizations["weight_hh_l1"].training
+        if handle:
+            handle.remove()
+        found.append(nn.utils.parameters_to_vector([*model.parameters(), *model.buffers()]))
+    assert found[0].equal(found[1])
 
 
 def test_removed_it_writes_nothing():

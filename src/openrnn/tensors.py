@@ -87,13 +87,13 @@ def settled(name: str, tensor: Tensor) -> tuple[Tensor, str]:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return tensor, ""
         return tensor, f"{name} belongs to a torch.func transform that has ended"
-    if _traced(tensor):
+    if is_traced(tensor):
         return tensor, ""
     kind = f"a {type(tensor).__name__}" if type(tensor) is not Tensor else "a wrapper"
     return tensor, f"{name} is {kind}, which has no memory of its own"
 
 
-def _traced(tensor: Tensor) -> bool:
+def is_traced(tensor: Tensor) -> bool:
     """Whether it is of those by which torch's compiler and exporter trace."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch._subclasses.functional_tensor import FunctionalTensor

@@ -9,7 +9,8 @@ from openrnn.lm.evaluate import GLANCE, sample_of
 from openrnn.lm.run import TrainingRun
 from openrnn.lm.streams import Streams
 from openrnn.lm.train import Report
-from openrnn.watch.gates import preactivations, resting, why_not, write
+from openrnn.nn.network import resting
+from openrnn.watch.gates import preactivations, why_not, write
 
 STREAMS = 8
 

@@ -1,14 +1,15 @@
 """What a layer's gates do in a call: their pre-activations, and how many are saturated."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
+from openrnn import functional, tensors
 from openrnn.nn import Layer
+from openrnn.nn.network import resting
 
 # a sigmoid there is within 0.05 of its ends, a tanh within 0.005
 SATURATED = 3.0
@@ -30,12 +31,17 @@ class Gate(NamedTuple):
 
 def why_not(layer: Layer) -> str | None:
     """Why a layer's pre-activations are not to be had; None where they are."""
+    with resting(layer):
+        return _why_not(layer, layer.weights())
+
+
+def _why_not(layer: Layer, weights: list[Tensor]) -> str | None:
     spec = layer.spec
     if layer.cell.dependent_product:
         return f"cell {layer.cell.key} multiplies again after its reset gate"
-    if len({weight.device for weight in layer.weights()}) > 1:
+    if len({weight.device for weight in weights}) > 1:
         return "its weights are on several devices"
-    own = {name.partition("_l")[0]: weight for name, weight in zip(layer._names, layer.weights())}
+    own = {name.partition("_l")[0]: weight for name, weight in zip(layer._names, weights)}
     rows = len(spec.gates) * spec.hidden_size
     r = own.get("weight_hh")
     if r is None or tuple(r.shape) != (rows, spec.output_size):
@@ -61,23 +67,30 @@ def preactivations(
     Raises:
         ValueError: the layer has none, as `why_not` says.
     """
-    reason = why_not(layer)
-    if reason:
-        raise ValueError(f"pre-activations cannot be had: {reason}")
     spec, given = layer.spec, {"lengths": lengths, "reset": reset, "reset_state": reset_state}
-    with resting(layer):
+    with resting(layer):  # where a spectral norm and the like stay as they are
+        read = layer.weights()
+        reason = _why_not(layer, read)
+        if reason:
+            raise ValueError(f"pre-activations cannot be had: {reason}")
         _, _, every = layer.forward(x, hx, **given, return_states=True)
+    weights = dict(zip(layer._names, read))
     h = every if isinstance(every, Tensor) else every[0]  # (L*D, T, B, O)
-    start, anew = (_first(states) for states in (hx, reset_state))  # (L*D, B, O)
-    if x.dim() == 2:  # one sequence
+    batched = x.dim() == 3
+    if not batched:  # one sequence
         x, h = x.unsqueeze(1), h.unsqueeze(2)
-        start, anew = (None if part is None else part.unsqueeze(1) for part in (start, anew))
-        reset = None if reset is None else reset.unsqueeze(1)
+        reset = None if reset is None else tensors.readable("reset", reset).unsqueeze(1)
     elif layer.batch_first:
         x, h = x.transpose(0, 1), h.transpose(1, 2)
-        reset = None if reset is None else reset.transpose(0, 1)
+        reset = None if reset is None else functional.transposed_mask(reset)
+    if lengths is not None:
+        lengths = functional.check_lengths(lengths, x)
+    if reset is not None:
+        reset = functional.check_reset(reset, x)
+    batch = x.shape[1]
+    start = layer._states(hx, batch, 3 if batched else 2)
+    anew = layer._reset_states(reset_state, batch, batched)
     inside = _inside(x, lengths)
-    weights = dict(zip(layer._names, layer.weights()))
     for chain in range(spec.chains):
         place, turned = divmod(chain, spec.directions)
         backward = spec.reverse or bool(turned)
@@ -88,8 +101,8 @@ def preactivations(
         source = x if place == 0 else torch.cat(list(below), dim=-1)
         before = _before(
             h[chain],
-            None if start is None else start[chain],
-            None if anew is None else anew[chain],
+            None if start is None else start[0][chain],  # of h, which is emitted
+            None if anew is None else anew[0][chain],
             reset, lengths, backward,
         )  # fmt: skip
         if w_ih is None:  # x is added as it is, to every gate or to each its own
@@ -103,18 +116,13 @@ def preactivations(
             yield Gate(place, bool(turned), gate, values)
 
 
-def _first(states: Any) -> Tensor | None:
-    """The emitted state of what a user gives as states."""
-    return states if states is None or isinstance(states, Tensor) else states[0]
-
-
 def _inside(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Which steps are part of a sequence, (T, B) bool."""
     steps, batch = x.shape[:2]
     if lengths is None:
         return torch.ones(steps, batch, dtype=torch.bool, device=x.device)
     times = torch.arange(steps, device=x.device)[:, None]
-    return times < lengths.to(x.device)
+    return times < lengths
 
 
 def _before(
@@ -128,28 +136,17 @@ def _before(
     """What stood in the state h (T, B, O) before each step, in the order of its direction."""
     zero = torch.zeros_like(h[0])
     start = zero if start is None else start.to(h.dtype)
-    anew = zero if anew is None else anew.to(h.dtype).expand_as(zero)
+    anew = zero if anew is None else anew.to(h.dtype)
     if not backward:
         before = torch.cat([start[None], h[:-1]])
-        return before if reset is None else torch.where(reset.bool().unsqueeze(-1), anew, before)
+        return before if reset is None else torch.where(reset.unsqueeze(-1), anew, before)
     before = torch.cat([h[1:], start[None]])
     if reset is not None:  # a reset parts its step from the one before, in either direction
-        before[:-1] = torch.where(reset[1:].bool().unsqueeze(-1), anew, before[:-1])
+        before[:-1] = torch.where(reset[1:].unsqueeze(-1), anew, before[:-1])
     if lengths is not None:
-        last = (lengths.to(h.device) - 1).clamp_min(0)
+        last = (lengths - 1).clamp_min(0)
         before[last, torch.arange(h.shape[1], device=h.device)] = start
     return before
-
-
-@contextmanager
-def resting(layer: nn.Module) -> Iterator[None]:
-    """A module in eval mode, and in its own again afterwards."""
-    was = layer.training
-    layer.eval()
-    try:
-        yield
-    finally:
-        layer.train(was)
 
 
 def write(writer: Any, folder: str, gate: Gate, step: int, histograms: bool = True) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from openrnn import op, tensors
 from openrnn.nn import Layer
 from openrnn.spec import whole
 from openrnn.watch.gates import preactivations, why_not, write
@@ -102,13 +103,31 @@ class Watch:
             return
         given = dict(zip(("input", "hx"), args)) | kwargs
         x = given.get("input")
-        if not (isinstance(x, Tensor) and not x.is_nested and x.numel()):
+        if not (isinstance(x, Tensor) and not x.is_nested and x.numel()) or _is_followed(x):
             return
         self._seen.add(name)
         options = {key: given.get(key) for key in ("lengths", "reset", "reset_state")}
         for gate in preactivations(layer, x.detach(), given.get("hx"), **options):
             write(self.writer, "/".join(filter(None, ("gates", name))), gate, self.steps,
                   self.histograms)  # fmt: skip
+
+
+def _is_followed(x: Tensor) -> bool:
+    """Whether a call has no numbers to be read, or is recorded, as a second one must not be.
+
+    So it is under a transform of torch.func, in a tracer, among fake tensors, and in the capture of
+    a CUDA graph.
+    """
+    if x.is_meta or torch._C._functorch.peek_interpreter_stack() is not None or op.tracing():
+        return True
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    keys: Any = torch._C._TorchDispatchModeKey
+    if any(torch._C._get_dispatch_mode(key) for key in (keys.FAKE, keys.PROXY)):
+        return True
+    if torch._ops._len_torch_dispatch_stack_pre_dispatch():
+        return True
+    return not tensors.is_plain(x) and tensors.is_traced(x)
 
 
 class _Hook:
@@ -174,7 +193,8 @@ def watch(
 
     For gates the layer runs a second time in these steps, without gradients and dropout; in others
     hooks only count. Gates are those of calls in training mode with a dense input, of layers of
-    this package whose cell has one recurrent product; not of calls under torch.compile.
+    this package whose cell has one recurrent product; not of calls under torch.compile or a
+    transform of torch.func, nor of those that a tracer or a CUDA graph records.
 
     Args:
         model: any module; its layers of this package have gates to write.
