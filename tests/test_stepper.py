@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch.nn.utils.parametrize import register_parametrization, remove_parametrizations
 
 import openrnn
 
@@ -253,6 +254,51 @@ def test_weights_that_are_computed_are_asked_for():
     for _ in range(4):
         assert not stepper(torch.randn(2, INPUTS)).any()
     assert not is_bound(stepper)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_computed_weights_are_computed_once_a_step(bias):
+    """Also where all of them are; another dtype and device are still followed."""
+    counts = Counts()
+    layer = openrnn.GRU(INPUTS, UNITS, bias=bias)
+    names = ("weight_ih_l0", "weight_hh_l0")
+    for name in names:
+        register_parametrization(layer, name, counts)
+    stepper, x = layer.stepper(2), torch.randn(6, 2, INPUTS)
+    counts.calls = 0
+    found = torch.stack([stepper(x_t).clone() for x_t in x[:3]])
+    assert counts.calls == 3 * len(names)
+    assert close(found, by_hand(layer, x[:3])[0])
+    layer.double()
+    wanted = by_hand(layer, x[3:].double(), stepper.state.double())[0]
+    counts.calls = 0
+    found = torch.stack([stepper(x_t.double()).clone() for x_t in x[3:]])
+    assert found.dtype == torch.float64
+    assert close(found, wanted)
+    assert counts.calls == (3 + 1) * len(names)  # the first asks, too
+
+
+def test_weights_of_another_dtype_that_nothing_computes_any_more():
+    """What was seen of computed ones says nothing of others."""
+    layer = openrnn.GRU(INPUTS, UNITS)
+    stepper, x = layer.stepper(2), torch.randn(2, INPUTS)
+    for dtype, computed in ((torch.float32, True), (torch.float64, False), (torch.float32, True)):
+        layer.to(dtype)
+        if computed:
+            register_parametrization(layer, "weight_hh_l0", Counts())
+        assert stepper(x.to(dtype)).dtype == dtype
+        if computed:
+            remove_parametrizations(layer, "weight_hh_l0")
+
+
+class Counts(torch.nn.Module):
+    """Leaves a weight as it is, and counts how often it is asked."""
+
+    calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        return weight
 
 
 def test_a_result_that_was_overwritten_is_no_longer_differentiated():

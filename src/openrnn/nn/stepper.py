@@ -59,6 +59,7 @@ class Stepper:
         self._layer, self._batch = layer, batch
         self._turn = 0  # the half of the states that the next step reads; it writes the other
         self._make_room(layer._any_weight())
+        self._made_of = _computed_of(layer)
         # steps bound to memory: for tensors like these, of settings and parameters in these places
         self._guard: CallGuard | None = None
         self._place: tuple[Any, ...] = ()
@@ -152,6 +153,16 @@ class Stepper:
             return place
         return (*place, *(0 if param.is_inference() else param._version for param in params))
 
+    def _weight_to_follow(self) -> Tensor | None:
+        """A tensor of the layer's dtype and device; None where it has those of the last step.
+
+        Weights that something computes are left to the step, which would compute them again: they
+        are as before while all that the layer holds has the dtypes and devices that it had.
+        """
+        layer = self._layer
+        before, self._made_of = self._made_of, _computed_of(layer)
+        return None if before and before == self._made_of else layer._any_weight()
+
     def _make_room(self, like: Tensor) -> None:
         """Memory for states and result, of the dtype and device of the parameters."""
         spec, lead = self._layer.spec, () if self._batch is None else (self._batch,)
@@ -177,9 +188,9 @@ class Stepper:
                 f"x_t must have shape {(*lead, layer.input_size)}, as this stepper was made with "
                 f"batch={self._batch}, got {tuple(x_t.shape)}"
             )
-        first = layer._any_weight()
         with torch.no_grad():
-            if first.dtype != self._y.dtype or first.device != self._y.device:
+            first = self._weight_to_follow()
+            if first is not None and (first.dtype, first.device) != (self._y.dtype, self._y.device):
                 self._make_room(first)
                 for state, old in zip(self._halves[self._turn], before):
                     state.copy_(old)
@@ -219,3 +230,10 @@ class Stepper:
             runs.append(run)
         self._guard, self._runs = CallGuard(every), runs
         self._place = self._place_of(every)
+
+
+def _computed_of(layer: "Layer") -> set[tuple[torch.dtype, torch.device]]:
+    """What computed weights are made of, of those of a layer; empty where nothing computes them."""
+    if layer.own_weights() is not None:
+        return set()
+    return {(held.dtype, held.device) for held in (*layer.parameters(), *layer.buffers())}
