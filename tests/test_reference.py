@@ -542,6 +542,46 @@ def test_per_sample_gradients(ensemble):
             assert_equal(grads[name][b], want)
 
 
+@openrnn.cell(gates="a", states="h c")
+def heaviside(x, r, s):
+    return torch.heaviside(x.a + r.a, s.h * 0), torch.tanh(x.a) + 0.5 * s.c
+
+
+@openrnn.cell(gates="a", states="h")
+def floor_divide(x, r, s):
+    return torch.floor_divide(x.a + r.a, 0.3)
+
+
+@openrnn.cell(gates="a", states="h")
+def in_place(x, r, s):
+    return (x.a + r.a).tanh_().mul_(0.5)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (heaviside, "derivative for aten::heaviside is not implemented"),
+        (floor_divide, "derivative for aten::floor_divide is not implemented"),
+        (in_place, "modified by an inplace operation"),
+    ],
+    ids=["heaviside", "floor_divide", "in place"],
+)
+def test_backward_alone_needs_a_derivative(backend, cell, text):
+    """As in torch; and what reaches no such operator has gradients, zeros where it has none."""
+    layer, x = openrnn.Recurrent(cell, 3, 4, backend=backend), torch.randn(5, 2, 3)
+    y, states = layer(x)
+    with torch.no_grad():
+        assert torch.equal(layer(x)[0], y)
+    with pytest.raises(RuntimeError, match=text):
+        y.sum().backward()
+    if len(states) == 2:
+        h, c = (torch.zeros(1, 2, 4, requires_grad=True) for _ in range(2))
+        of_h, of_c = torch.autograd.grad(layer(x, (h, c))[1][1].sum(), (h, c), allow_unused=True)
+        assert torch.equal(of_h, torch.zeros(1, 2, 4))
+        assert torch.equal(of_c, torch.full((1, 2, 4), 0.5**5))
+
+
 def test_a_large_call_on_the_reference_warns_once():
     layer = openrnn.Recurrent(cells.gru_reset_before, 2, 64)
     x = torch.zeros(40, 50, 2)

@@ -173,17 +173,21 @@ def _reaches(cell: Cell) -> bool:
 
 
 def _depends(cell: Cell) -> bool:
+    """Tries it; False where that cannot be told, as to tie what is tied already is harmless."""
     count = 2 + len(cell.states) + len(cell.unit_params)
     x, r, *rest = (torch.full((1, 1), 0.5, requires_grad=True, device="cpu") for _ in range(count))
     h, *others = rest[: len(cell.states)]
     gates = (x * 1,) * len(cell.gates), (r + h,) * len(cell.gates)
-    new = cell.step(*gates, (h, *others), tuple(rest[len(cell.states) :]))
-    return all(
-        value.requires_grad
-        and None not in torch.autograd.grad(value, (x, r, *rest), torch.ones_like(value),
-                                            retain_graph=True, allow_unused=True)
-        for value in new
-    )  # fmt: skip
+    try:
+        new = cell.step(*gates, (h, *others), tuple(rest[len(cell.states) :]))
+        return all(
+            value.requires_grad
+            and None not in torch.autograd.grad(value, (x, r, *rest), torch.ones_like(value),
+                                                retain_graph=True, allow_unused=True)
+            for value in new
+        )  # fmt: skip
+    except RuntimeError:  # as of an operator without a derivative: the user's backward will say so
+        return False
 
 
 def _tied(
