@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import types
@@ -384,6 +385,21 @@ def test_a_disturbed_run_is_repeated(monkeypatch):
     (found,) = timer.interleaved({"a": float}, "cpu", QUICK).values()
     assert (found.us, found.others) == (2.0, 0.0)
     assert not list(shares)
+
+
+foreign = timer.foreign  # which a fixture replaces in each test
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+def test_others_count_on_the_cores_of_this_process_alone(monkeypatch):
+    """As of a run with `taskset`; ticks of a core are those of user, nice and system."""
+    stat = "cpu 60 60 60 9 9\ncpu1 10 20 30 9 9\ncpu2 1 2 3 9 9\ncpu12 4 5 6 9 9\nintr 7\n"
+    monkeypatch.setattr(timer.Path, "read_text", lambda _: stat)
+    monkeypatch.setattr(timer.os, "sched_getaffinity", lambda _: {2, 12})
+    monkeypatch.setattr(timer.time, "process_time", lambda: 0.0)
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert foreign() == pytest.approx(21 / ticks)
+    assert foreign(lambda: 5 / ticks) == pytest.approx(16 / ticks)
 
 
 def test_gaps_are_where_nothing_ran():

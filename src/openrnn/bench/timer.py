@@ -132,13 +132,18 @@ def quiet() -> Iterator[None]:
 
 
 def foreign(busy: Busy | None = None) -> float | None:
-    """Core-seconds that other processes took since the machine started; None but on Linux."""
+    """Core-seconds that other processes took of this one's cores since the machine started.
+
+    Only those cores count that the process may use, as `taskset` gives them. None but on Linux.
+    """
     try:
-        user, nice, system, *_ = map(int, Path("/proc/stat").read_text().split()[1:5])
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:
         return None
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    user_nice_system = (map(int, line[1:4]) for line in lines if line[0] in cores)
     ours = time.process_time() + (busy() if busy else 0.0)
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK") - ours
+    return sum(map(sum, user_nice_system)) / os.sysconf("SC_CLK_TCK") - ours
 
 
 def once(call: Callable[[], T], device: str) -> tuple[float, T]:
