@@ -57,8 +57,8 @@ def cases() -> Iterator[Case]:
         for hidden, batch in ((24, 9), (64, 33), (256, 20)):
             for dtype in (BF16, TF32):
                 yield {**stack, "hidden": hidden, "batch": batch, "dtype": dtype}
-        for hidden in (384, 512):  # backward: 12 polls at once, and for an LSTM two rounds
-            yield {**stack, "hidden": hidden, "batch": 9}
+        # backward: 12 polls at once, and for an LSTM of 512 units two rounds
+        yield from ({**stack, "hidden": hidden, "batch": 9} for hidden in (384, 512))
         for hidden, batch in ((64, 3), (256, 33), (1024, 16), (128, 560)):
             for dtype in (BF16, TF32):
                 yield {

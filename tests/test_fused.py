@@ -344,6 +344,26 @@ def test_a_slice_of_a_device_gets_smaller_grids():
             assert config.cluster * config.clusters <= processors
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_configurations_that_rows_of_users_showed_to_be_faster(dtype):
+    """Of nam-long's backward and sepa's forward, which are not in the measured table."""
+    cell = trace(cells.lstm)
+    nam = plan.backward(cell, dtype, 24, 8, (9, 0), 132)[0]
+    assert (nam.cluster, nam.groups) == (1, 3)
+    sepa = plan.forward(cell, dtype, 128, 4000, (9, 0), 132, save=False)[0]
+    assert (sepa.cluster, sepa.tiles, sepa.tiles_in_flight) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("option", ["lengths", "reset"])
+@pytest.mark.parametrize("loops", [1, 2])
+def test_steps_are_compared_without_masks(option, loops):
+    """Rows with lengths are of shorter sequences, and two loops were measured without alone."""
+    asked = trace(cells.lstm), "bfloat16", 256, 128, (9, 0), 132
+    plain = plan.step_times(plan.LoopRequest("forward", (), *asked), loops)
+    assert (plain is not None and plain.several > 1.5 * plain.alone) or loops == 1
+    assert plan.step_times(plan.LoopRequest("forward", (option,), *asked), loops) == plain
+
+
 def test_a_slice_of_a_device_takes_more_rounds_of_clusters():
     """32 clusters of 8 blocks: a device of 132 multiprocessors holds 15, one of 16 holds one."""
     cell = trace(cells.lstm)

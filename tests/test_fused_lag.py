@@ -293,7 +293,7 @@ def test_a_stack_with_multicast(lagging, cell, hidden, batch, layers, when):
 )
 @pytest.mark.parametrize(
     ("cell", "dtype", "hidden", "batch", "layers"),
-    [(cells.lstm, torch.bfloat16, 256, 16, 3), (cells.lstm, torch.float32, 128, 20, 2),
+    [(cells.lstm, torch.bfloat16, 256, 24, 3), (cells.lstm, torch.float32, 128, 20, 2),
      (cells.gru, torch.bfloat16, 64, 100, 4), (cells.rnn_tanh, torch.bfloat16, 40, 9, 3)],
     ids=lambda value: getattr(value, "name", str(value)),
 )  # fmt: skip
@@ -337,7 +337,7 @@ def test_a_layer_that_does_not_await_its_followers_is_seen(tmp_path, kind, when)
     ("when", "fault"), [(ONE_LOOP_WARP, STAGES), (NOW_AND_THEN, OPERAND)], ids=["stages", "operand"]
 )
 def test_input_warps_that_do_not_wait_are_seen(tmp_path, kind, when, fault):
-    sizes = 256, 16, torch.bfloat16, 3
+    sizes = 256, 24, torch.bfloat16, 3
     found = apart(tmp_path, kind, sizes, when, fault, False)
     assert found == "others" or "launch failure" in found or "LAUNCH_FAILED" in found
 
@@ -346,7 +346,7 @@ def test_input_warps_that_do_not_wait_are_seen(tmp_path, kind, when, fault):
 def test_the_places_of_stacks_in_clusters_are_there(kind):
     """Each once; the warps that lag are of the kind that they are named for."""
     cell, flags = trace(cells.lstm), ("save",) if kind == "forward" else ()
-    asked = kind, flags, cell, "bfloat16", 256, 16, (9, 0), 132
+    asked = kind, flags, cell, "bfloat16", 256, 24, (9, 0), 132
     config = plan.ranked(*asked, layers=3)[0]
     assert isinstance(config, ClusterStackConfig)
     assert LOOP_WARP < config.warps <= INPUT_WARP < 2 * config.warps

@@ -32,7 +32,7 @@ class _ClusterCosts(NamedTuple):
     byte: float  # for each byte that is exchanged
     wide: float  # more for each cell function in float32
     wgmma: float  # factor on all of it, with wgmma
-    turn: float  # part of a step that a further tile in flight takes
+    turn: float  # part of a step that one of two tiles in flight takes beside the other
 
 
 _FORWARD = _ClusterCosts(
@@ -46,6 +46,10 @@ _BACKWARD = _ClusterCosts(
 # A second block on a multiprocessor adds nothing to a step of _SPARE cycles, a whole step to one
 # that is _FILLED cycles longer, in proportion between them. Three and four were not measured.
 _SPARE, _FILLED = 200.0, 3000.0
+_ONE_BLOCK = 24  # units
+# Forward kernels were timed with up to 256 rows. With 4,000, two tiles of 16 rows in flight took
+# longer than two of 8 (an LSTM of 128 units, row sepa of suite users at 4e5a9e6 and 12bb0c2).
+_MEASURED_ROWS, _LARGE_TURN = 256, 0.93
 _WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # cycles of one wgmma: for each tile of 8 rows; at least
 
 
@@ -80,8 +84,14 @@ def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[F
 
 
 def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[BackwardConfig]:
-    """Every backward kernel of a block or cluster that fits."""
+    """Every backward kernel of a block or cluster that fits.
+
+    Up to _ONE_BLOCK units a block alone: for an LSTM of 24 units a step with clusters of three took
+    0.05 us more in training (row nam-long of suite users on an H200, 4e5a9e6 and 12bb0c2).
+    """
     for cluster, groups in limits.splits(units):
+        if cluster > 1 and units <= _ONE_BLOCK:
+            continue
         kinds = [(tiles, in_flight, False) for tiles, in_flight in product((1, 2), (1, 2))]
         kinds += [(tiles, 1, True) for tiles in (2, 3, 4) if limits.wgmma]
         for warps, (tiles, in_flight, wgmma) in product((4, 8, 12, 16), kinds):
@@ -151,6 +161,9 @@ def step_cycles(
     clusters, places = -(-batch // config.rows), limits.expected_clusters(config.cluster)
     shared = min(blocks_of_multiprocessor(cell, dtype, config, limits), -(-clusters // places))
     alone = cycles(cell, dtype, config)
-    several = 1 + _costs(config).turn * (config.tiles_in_flight - 1)
+    cost = _costs(config)
+    large = config.kind == "forward" and config.tiles > 1 and batch > _MEASURED_ROWS
+    turn = _LARGE_TURN if large else cost.turn
+    several = 1 + turn * (config.tiles_in_flight - 1)
     further = (shared - 1) * min(1.0, max(0.0, alone - _SPARE) / _FILLED)
     return alone * several * (1 + further) * -(-clusters // (places * shared))

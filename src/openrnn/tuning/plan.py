@@ -267,10 +267,11 @@ class StepTimes(NamedTuple):
 def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
     """The times as the measured table gives them, or both by the model where it lacks one.
 
-    None where the device does not hold so many loops at once.
+    Both are without lengths and resets, as several loops were measured without them alone. None
+    where the device does not hold so many loops at once.
     """
     kind, option_names, cell, dtype, hidden, batch, capability, processors = loop
-    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
+    asked = cell, dtype, hidden, batch, capability, processors, measured.PLAIN
     limits = Limits.of(capability, processors)
     modelled, known = list[float](), list[float]()
     for number in (1, loops):

@@ -86,7 +86,8 @@ struct Polls {
         await_arrival(words, [&](int p) { return poll_for(i, where[p]); });
         #pragma unroll
         for (int p = 0; p < POLLS_IN_FLIGHT; ++p)
-            if (where[p] != NOWHERE) store_operand(operand + Polled(here, done + p).place(), words[p]);
+            if (where[p] != NOWHERE)
+                store_operand(operand + Polled(here, done + p).place(), words[p]);
     }
     // the other polls of step i, one round after the other
     INLINE void finish_others(const Place& here, int i, unsigned char* operand) {
