@@ -204,7 +204,8 @@ def test_the_model_takes_a_stack(kind):
 def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
     """And by nothing else, where stacks of such sizes were measured.
 
-    Below H 512 a wavefront in backward counts a tenth more than by its model.
+    In backward a wavefront counts a tenth more than by its model below H 512, a twentieth more
+    beyond, there for three layers or more.
     """
     chosen, flags = [], KINDS[kind]
     for hidden, layers, batch in product((384, 512, 640), (2, 3), (32, 64, 128, 256)):
@@ -214,7 +215,8 @@ def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
         assert by_itself == (asked if asked.us <= asked.otherwise else None)
         chosen.append(by_itself is not None)
         other = wavefronts.wavefront_of(problem(**size), kind, flags, 128, batch, True)
-        factor = 1.1 if hidden < 512 and kind == "backward" else 1
+        factor = 1.1 if hidden < 512 else 1.05 if layers > 2 else 1.0
+        factor = factor if kind == "backward" else 1.0
         assert other is None or asked.otherwise == pytest.approx(factor * other.us)
     assert {*chosen} == {True, False}
 
@@ -234,7 +236,7 @@ BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, 
      (NEITHER, BOTH, {"place": (HOPPER, 130)}), (NEITHER, BOTH, {"place": (HOPPER, 144)}),
      (NEITHER, BACKWARD, {"place": (HOPPER, 66)}), (NEITHER, BOTH, {"layers": 5}),
      (NEITHER, NEITHER, {"hidden": 520}), (BOTH, BOTH, {"hidden": 128}),
-     (FORWARD, BOTH, {"batch": 1}), (NEITHER, BACKWARD, {"batch": 1, "layers": 8}),
+     (BOTH, BOTH, {"batch": 1}), (NEITHER, BACKWARD, {"batch": 1, "layers": 8}),
      (FORWARD, BOTH, {"hidden": 40, "batch": 300}),
      (FORWARD, BOTH, {"hidden": 128, "dtype": torch.float32})],
     ids=told,

@@ -23,10 +23,11 @@ BATCHED_PRODUCTS = 0.7
 # Bytes of a value of layers that are multiplied together. In float32 backward of three layers and
 # more lost with that; stacks of two, which are too few for it, did not.
 MOST_BYTES = 2
-# Backward below H 512: a wavefront's time is multiplied by this before it is compared with that of
-# one launch. 14 such stacks took 1.03 to 1.40 of the modelled time on an H200, larger ones 0.87 to
-# 1.07.
-WAVEFRONT_FACTOR, WAVEFRONT_FACTOR_BELOW = 1.1, 512
+# In backward a wavefront's time is multiplied by one of these before it is compared with that of
+# one launch: by the first below H 512, by the other beyond, for three layers or more. On an H200 14
+# such stacks below took 1.03 to 1.40 of the modelled time. Six of H 512 took 0.98 to 1.11, 1.04 in
+# the mean; five of two layers 0.85 to 1.01 (benchmarks/log/stack-polls.jsonl, part whole).
+WAVEFRONT_FACTORS, SMALL = (1.1, 1.05), 512
 
 
 class StackPlan(NamedTuple):
@@ -36,8 +37,8 @@ class StackPlan(NamedTuple):
         config: of the kernel that is tried first.
         us: of all layers by the model.
         otherwise: that of the other way, a wavefront or layer by layer, by its model; in backward
-            below H 512 a wavefront's times `WAVEFRONT_FACTOR`. The launch is taken where `us` is
-            at most this.
+            a wavefront's times one of `WAVEFRONT_FACTORS`. The launch is taken where `us` is at
+            most this.
     """
 
     config: KernelConfig
@@ -81,8 +82,10 @@ def _other_us(stack: wavefront.Stack, steps: int, batch: int, in_chunks: bool) -
     """See `StackPlan.otherwise`."""
     other = wavefront.best(stack, steps, batch, None) if in_chunks else None
     if other is not None:
-        small = stack.kind == "backward" and stack.hidden < WAVEFRONT_FACTOR_BELOW
-        return other.us * (WAVEFRONT_FACTOR if small else 1.0)
+        small, larger = WAVEFRONT_FACTORS if stack.kind == "backward" else (1.0, 1.0)
+        if stack.hidden < SMALL:
+            return other.us * small
+        return other.us * (larger if stack.layers > 2 else 1.0)
     product, after = wavefront.products(stack, steps, batch)
     times = plan.step_times(wavefront.request(stack, batch), 1)
     alone = inf if times is None else times.alone  # no kernel holds R
