@@ -28,7 +28,7 @@ from openrnn.backends.fused import (
     kernels,
     program,
     schedules,
-    wavefronts,
+    several_layers,
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
 from openrnn.backends.fused.pass_runner import Weights, transpose_all
@@ -161,29 +161,29 @@ TAKEN = [
 def test_refusals(reason, changed):
     """None of them has such a launch, though it is asked for."""
     asked = problem(wavefront=1, **changed)
-    assert wavefronts.stack_refusal(asked, 128, 64) == reason
+    assert several_layers.stack_refusal(asked, 128, 64) == reason
     for kind, flags in KINDS.items():
-        assert wavefronts.stack_of(asked, kind, flags, 128, 64, True) is None
+        assert several_layers.stack_of(asked, kind, flags, 128, 64, True) is None
 
 
 @pytest.mark.parametrize("changed", TAKEN, ids=told)
 def test_no_refusals(changed):
     asked = problem(wavefront=1, **changed)
-    assert wavefronts.stack_refusal(asked, 128, 64) is None
+    assert several_layers.stack_refusal(asked, 128, 64) is None
     for kind, flags in KINDS.items():
-        assert wavefronts.stack_of(asked, kind, flags, 128, 64, True) is not None
+        assert several_layers.stack_of(asked, kind, flags, 128, 64, True) is not None
 
 
 def test_gate_gradients_of_all_layers_are_kept_at_once():
     """4 layers of 64 rows with 4 gates of 512 units in 2 bytes: a MiB each step."""
     reason = "its gate gradients would take 5000 MiB at once, at most "
     asked = problem(wavefront=1)
-    assert wavefronts.stack_refusal(asked, 5000, 64).startswith(reason)
-    assert wavefronts.stack_refusal(replace(asked, grad=False), 5000, 64) is None
+    assert several_layers.stack_refusal(asked, 5000, 64).startswith(reason)
+    assert several_layers.stack_refusal(replace(asked, grad=False), 5000, 64) is None
 
 
 def best(steps=128, batch=64, kind="forward", **changed):
-    return wavefronts.stack_of(problem(**changed), kind, KINDS[kind], steps, batch, True)
+    return several_layers.stack_of(problem(**changed), kind, KINDS[kind], steps, batch, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -214,7 +214,7 @@ def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
         by_itself = best(batch=batch, kind=kind, **size)
         assert by_itself == (asked if asked.us <= asked.otherwise else None)
         chosen.append(by_itself is not None)
-        other = wavefronts.wavefront_of(problem(**size), kind, flags, 128, batch, True)
+        other = several_layers.wavefront_of(problem(**size), kind, flags, 128, batch, True)
         factor = 1.1 if hidden < 512 else 1.05 if layers > 2 else 1.0
         factor = factor if kind == "backward" else 1.0
         assert other is None or asked.otherwise == pytest.approx(factor * other.us)
@@ -726,7 +726,7 @@ def test_explain_has_a_line_for_the_launch():
     asked = problem(steps=128, batch=64)
     lines = describe.describe(asked)
     for kind, flags in KINDS.items():
-        plans = wavefronts.stack_of(asked, kind, flags, 128, 64, True)
+        plans = several_layers.stack_of(asked, kind, flags, 128, 64, True)
         head = f"{kind} of 4 layers in one launch, each layer behind the one before: "
         (line,) = [line for line in lines if line.startswith(head)]
         operand = "h" if kind == "forward" else "gate gradients"
@@ -791,7 +791,7 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
     refused = [line for line in lines if "in one launch" in line]
     said = "not in one launch, in spite of wavefront=1: no kernel holds all layers"
     assert refused == ([f"{kind} {said}" for kind in KINDS] if wavefront else [])
-    monkeypatch.setattr(wavefronts, "stack_of", lambda *_: None)
+    monkeypatch.setattr(several_layers, "stack_of", lambda *_: None)
     assert lines == describe.describe(asked)
     for kind in KINDS:
         assert any(line.startswith(f"{kind}: ") for line in lines)

@@ -26,20 +26,20 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
     return plan.holds(blocks * limits.clusters(config.cluster), config, loop.batch, 2)
 
 
-def _first(loop: plan.LoopRequest, number: int = 1) -> KernelConfig | None:
+def _first(loop: plan.LoopRequest, loops: int = 1) -> KernelConfig | None:
     """The first kernel for so many loops at once, if there is one."""
-    return next(iter(plan.ranked(*loop, loops=number)), None)
+    return next(iter(plan.ranked(*loop, loops=loops)), None)
 
 
-def idle(loop: plan.LoopRequest, number: int) -> float:
+def idle(loop: plan.LoopRequest, loops: int) -> float:
     """The share of multiprocessors that both loops leave idle; 0 for less than `overlap.ROOM`.
 
     0, too, on devices of another compute capability than the measured one.
 
     Args:
-        number: for how many loops at once their kernel is chosen.
+        loops: for how many loops at once their kernel is chosen.
     """
-    config = _first(loop, number)
+    config = _first(loop, loops)
     if config is None or loop.capability != measured.CAPABILITY:
         return 0.0
     blocks = 2 * plan.clusters_of(config, loop.batch) * config.cluster
@@ -48,33 +48,33 @@ def idle(loop: plan.LoopRequest, number: int) -> float:
 
 
 def edges(
-    loop: plan.LoopRequest, steps: int, beside: overlap.SideProducts, number: int
+    loop: plan.LoopRequest, steps: int, beside: overlap.SideProducts, loops: int
 ) -> list[int]:  # fmt: skip
     """Where chunks of the forward direction begin and end whose products run beside both loops.
 
     Args:
         beside: of both directions and all steps.
-        number: for how many loops at once their kernel is chosen.
+        loops: for how many loops at once their kernel is chosen.
 
     Returns:
         [] where one chunk is as good, and where nothing was measured.
     """
-    times = plan.step_times(loop, number) if loop.capability == measured.CAPABILITY else None
+    times = plan.step_times(loop, loops) if loop.capability == measured.CAPABILITY else None
     if times is None:
         return []
-    us = times.several if number > 1 else times.alone
-    costs = _costs(loop, number)
+    us = times.several if loops > 1 else times.alone
+    costs = _costs(loop, loops)
     if costs is None:
         return []
-    left = idle(loop, number)
+    left = idle(loop, loops)
     return overlap.best_edges(
         steps, beside.own_us, steps * us, left, costs=costs, others=beside.above_us
     )  # fmt: skip
 
 
-def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
+def _costs(loop: plan.LoopRequest, loops: int) -> overlap.Costs | None:
     """Those of chunks of loops that leave room; None where there is no kernel, or none measured."""
-    config = _first(loop, number)
+    config = _first(loop, loops)
     if config is None:
         return None
     cooperative = config.is_cooperative
@@ -84,14 +84,14 @@ def _costs(loop: plan.LoopRequest, number: int) -> overlap.Costs | None:
 
 
 def _saved(
-    loop: plan.LoopRequest, steps: int, us: float, beside: overlap.SideProducts, number: int
+    loop: plan.LoopRequest, steps: int, us: float, beside: overlap.SideProducts, loops: int
 ) -> float:  # fmt: skip
     """Microseconds that products beside the loops save; `us`: of a step of both loops."""
-    above = min(beside.above_us, idle(loop, number) * steps * us)
-    costs = _costs(loop, number)
+    above = min(beside.above_us, idle(loop, loops) * steps * us)
+    costs = _costs(loop, loops)
     if costs is None or not beside.own_us:
         return above
-    cut = edges(loop, steps, beside, number)
+    cut = edges(loop, steps, beside, loops)
     return above + (overlap.saved(cut, beside.own_us, 0.0, 0.0, costs) if cut else 0.0)
 
 
@@ -116,16 +116,16 @@ def loops_to_fit(
     first, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
     shared = not twice or not plan.fits_concurrently(first, loop.batch, 2, limits)
     slower = plan.step_times(loop, 2) if shared else None
-    times, number = slower, 2
+    times, loops = slower, 2
     saved = 0.0 if slower is None else _saved(loop, steps, slower.several, beside, 2)
     if twice and (quickest := slower or plan.step_times(loop, 1)) is not None:
         alone = quickest.alone
         several = SHARED * alone if shared else alone
         own = _saved(loop, steps, several, beside, 1)
         if slower is None or steps * several - own <= steps * slower.several - saved:
-            times, number, saved = plan.StepTimes(alone, several), 1, own
+            times, loops, saved = plan.StepTimes(alone, several), 1, own
     if times is None or times.several > MAX_TIME_RATIO * 2 * times.alone:
         return 0
     gained = steps * (2 * times.alone - times.several) + saved
     pays = steps * times.several >= LEAST_US and lost < gained
-    return number if pays else 0
+    return loops if pays else 0

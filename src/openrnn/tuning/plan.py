@@ -220,6 +220,7 @@ def _of_stack(
     others: list[MulticastForwardConfig] | list[MulticastBackwardConfig] = []
     if SIZES[dtype] == 2 and not resets:
         by_multicast = multicast.forwards if forward else multicast.backwards
+        # H as it is: no stack with multicast is padded
         others = [*by_multicast(cell, dtype, hidden, limits, layers)]
     every: list[ForwardConfig | BackwardConfig] = [*clusters, *others]
     known = [one for one in every if knows_stack(one, dtype, hidden, batch)]

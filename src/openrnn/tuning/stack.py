@@ -10,6 +10,7 @@ from openrnn.codegen.config import SIZES, KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.memo import memo
 from openrnn.tuning import measured, plan, wavefront
+from openrnn.tuning.layers import Stack
 from openrnn.tuning.limits import Limits
 
 # us to launch and to load R; of backward with multicast; and a factor on all of a launch with
@@ -58,10 +59,10 @@ def multiplies_together(layers: int, value_bytes: int, no_copies: bool) -> bool:
     return layers > 2 and value_bytes <= MOST_BYTES and no_copies
 
 
-def _launch_us(stack: wavefront.Stack, steps: int, batch: int, config: KernelConfig) -> float:
+def _launch_us(stack: Stack, steps: int, batch: int, config: KernelConfig) -> float:
     """The time of all layers in one launch by the model, in microseconds."""
     limits = Limits.of(stack.capability, stack.processors)
-    product, after = wavefront.products(stack, steps, batch)
+    product, after = stack.products_us(steps, batch)
     step = plan.microseconds_of(stack.cell, stack.dtype, config, batch, limits)
     us = (steps + stack.layers - 1) * step + product + LAUNCH
     by_multicast = isinstance(config, MulticastConfig)
@@ -78,7 +79,7 @@ def _launch_us(stack: wavefront.Stack, steps: int, batch: int, config: KernelCon
     return us * (MULTICAST_FACTOR if by_multicast else 1.0)
 
 
-def _other_us(stack: wavefront.Stack, steps: int, batch: int, in_chunks: bool) -> float:
+def _other_us(stack: Stack, steps: int, batch: int, in_chunks: bool) -> float:
     """See `StackPlan.otherwise`."""
     other = wavefront.best(stack, steps, batch, None) if in_chunks else None
     if other is not None:
@@ -86,15 +87,15 @@ def _other_us(stack: wavefront.Stack, steps: int, batch: int, in_chunks: bool) -
         if stack.hidden < SMALL:
             return other.us * small
         return other.us * (larger if stack.layers > 2 else 1.0)
-    product, after = wavefront.products(stack, steps, batch)
-    times = plan.step_times(wavefront.request(stack, batch), 1)
+    product, after = stack.products_us(steps, batch)
+    times = plan.step_times(stack.loop(batch), 1)
     alone = inf if times is None else times.alone  # no kernel holds R
-    return wavefront.layer_by_layer(stack, steps * alone, product + after)
+    return stack.in_turn_us(steps * alone, product + after)
 
 
 @memo(1024)
 def best(
-    stack: wavefront.Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True
+    stack: Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True
 ) -> StackPlan | None:
     """The quickest such launch; None where there is none, or by the models another way is quicker.
 
@@ -102,7 +103,7 @@ def best(
         chunk: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
         in_chunks: the stack may run as a wavefront instead.
     """
-    configs = plan.ranked(*wavefront.request(stack, batch), layers=stack.layers)
+    configs = plan.ranked(*stack.loop(batch), layers=stack.layers)
     if chunk not in (None, 1) or not configs:
         return None
     if chunk is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
@@ -112,5 +113,5 @@ def best(
         _launch_us(stack, steps, batch, configs[0]),
         _other_us(stack, steps, batch, in_chunks),
     )
-    known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)
+    known = measured.knows(stack.capability, stack.processors)
     return found if chunk == 1 or (known and found.us <= found.otherwise) else None

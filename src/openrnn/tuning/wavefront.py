@@ -14,14 +14,12 @@ in two cuts each (error 6%): the log, "Half of a device".
 
 from typing import NamedTuple
 
-from openrnn.codegen.config import SIZES
-from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
-from openrnn.tuning import measured, overlap, plan
+from openrnn.tuning import measured, plan
+from openrnn.tuning.layers import CHUNK_COST, Stack
 from openrnn.tuning.limits import Limits
 
-# us of a chunk beyond its steps and products: launches, waits, R loaded anew; of grids filling, too
-CHUNK_COST, GRID_CHUNK_COST = 13.0, 25.0
+GRID_CHUNK_COST = 25.0  # of grids, instead of CHUNK_COST: they fill flag buffers, too
 # factors of the times of products by `overlap`: of clusters for a chunk, as its products run beside
 # loops; of grids for a chunk and layer by layer, as theirs run between loops
 PRODUCTS_BESIDE, GRID_PRODUCTS = 3.0, 0.7
@@ -29,27 +27,6 @@ LEAST_STEPS = 8  # of a chunk that the model cuts
 MOST_CHUNKS = 32
 MAX_TIME_RATIO = 0.92  # of the time layer by layer, at most, that a wavefront must take
 GRIDS = 2  # loops at a time where the quickest one is a grid
-
-
-class Stack(NamedTuple):
-    """Layers of one size.
-
-    Attributes:
-        kind, option_names: of the loops.
-        columns: of the matrix, of G*H rows, that is multiplied with each chunk; after: of those
-            that are multiplied with all steps of a layer when its loops have run.
-    """
-
-    kind: str
-    option_names: plan.OptionNames
-    cell: Traced
-    dtype: str
-    hidden: int
-    layers: int
-    columns: int
-    after: int
-    capability: tuple[int, int]
-    processors: int
 
 
 class Wavefront(NamedTuple):
@@ -67,28 +44,6 @@ class Wavefront(NamedTuple):
     in_turn: float
 
 
-def request(stack: Stack, batch: int) -> plan.LoopRequest:
-    """The loop of one of its layers."""
-    return plan.LoopRequest(
-        stack.kind, stack.option_names, stack.cell, stack.dtype, stack.hidden, -(-batch // 8) * 8,
-        stack.capability, stack.processors,
-    )  # fmt: skip
-
-
-def products(stack: Stack, steps: int, batch: int) -> tuple[float, float]:
-    """Microseconds of a layer's products of `columns` and of `after`."""
-    rows, size = len(stack.cell.gates) * stack.hidden, SIZES[stack.dtype]
-    return (
-        overlap.products_time(steps, batch, rows, stack.columns, size),
-        overlap.products_time(steps, batch, rows, stack.after, size),
-    )
-
-
-def layer_by_layer(stack: Stack, loop: float, all_products: float) -> float:
-    """The time of all layers one after the other, from that of a layer's loop and products."""
-    return stack.layers * (loop + all_products + CHUNK_COST)
-
-
 @memo(1024)
 def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront | None:
     """The quickest wavefront; None where layer by layer is as quick, and where steps are launches.
@@ -96,7 +51,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.
     """
-    limits, asked = Limits.of(stack.capability, stack.processors), request(stack, batch)
+    limits, asked = Limits.of(stack.capability, stack.processors), stack.loop(batch)
     config = plan.ranked(*asked)[0]
     if config.stepwise:
         return None
@@ -107,10 +62,10 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     places = limits.clusters(config.cluster)
     # the part of the device that a loop takes; all of it where it is not known how many fit
     share = plan.clusters_of(config, batch) / places if places else 1.0
-    product, after = products(stack, steps, batch)
+    product, after = stack.products_us(steps, batch)
     loop = steps * times.several
     alone = GRID_PRODUCTS * product if loops > 1 else product
-    in_turn = layer_by_layer(stack, steps * times.alone, alone + after)
+    in_turn = stack.in_turn_us(steps * times.alone, alone + after)
 
     def cut(count: int) -> Wavefront:
         if loops > 1:  # a diagonal of the schedule begins when all of the one before has ended
@@ -125,7 +80,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
 
     if chunk is not None:
         return cut(-(-steps // chunk))
-    known = (stack.capability, stack.processors) == (measured.CAPABILITY, measured.PROCESSORS)
+    known = measured.knows(stack.capability, stack.processors)
     counts = range(2, min(MOST_CHUNKS, steps // LEAST_STEPS) + 1)
     if not known or not counts:
         return None

@@ -4,7 +4,7 @@ from functools import partial
 
 from openrnn import schedule
 from openrnn.backends.base import Needs, traced
-from openrnn.backends.fused import kernels, schedules, wavefronts
+from openrnn.backends.fused import kernels, schedules, several_layers
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
@@ -115,10 +115,12 @@ def _of_several(
         return []
     refused: list[str] = []
     if spec.wavefront == 1:
-        reason = wavefronts.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
+        reason = several_layers.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
         refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
     elif spec.bidirectional and spec.wavefront:
-        refused = [_in_spite(problem, name, wavefronts.refusal(problem, steps, batch))]
+        refused = [
+            _in_spite(problem, name, several_layers.wavefront_refusal(problem, steps, batch))
+        ]
     if spec.bidirectional:
         ways = both_at_once(problem, kind, option_names, steps, batch)
         if 2 not in ways:
@@ -129,14 +131,14 @@ def _of_several(
         )
         return [*_of_loops(problem, head, kind, option_names, 2), *refused]
     measured = plan.measured_options(kind, option_names)
-    stack = wavefronts.stack_of(problem, kind, measured, steps, batch, True)
+    stack = several_layers.stack_of(problem, kind, measured, steps, batch, True)
     if stack is not None:
         head = f"{name} of {spec.num_layers} layers in one launch, each layer behind the one before"
         lines = _of_loops(problem, f"{head}: ", kind, option_names, 1, spec.num_layers)
         times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
         if lines:  # else none of its kernels compiles, and a call goes on as below
             return [f"{line}; {times}" for line in lines]
-    found = wavefronts.wavefront_of(problem, kind, measured, steps, batch, True)
+    found = several_layers.wavefront_of(problem, kind, measured, steps, batch, True)
     if found is not None:
         several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""
         line = (
@@ -149,7 +151,7 @@ def _of_several(
         return [*refused, line, *more]
     if spec.wavefront in (None, 0, 1):
         return refused
-    why = wavefronts.refusal(problem, steps, batch)
+    why = several_layers.wavefront_refusal(problem, steps, batch)
     if why is None:
         asked = kind, measured, traced(spec), problem.dtype_name
         first, *_ = plan.ranked(

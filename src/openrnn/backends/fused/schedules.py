@@ -20,7 +20,7 @@ from openrnn.backends.fused.layer import (
     names_of,
 )
 from openrnn.backends.fused.schedule_key import ScheduleKey
-from openrnn.backends.fused.wavefronts import stack_of, wavefront_of
+from openrnn.backends.fused.several_layers import stack_of, wavefront_of
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.schedule import Chunking, Schedule

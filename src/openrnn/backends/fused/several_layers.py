@@ -1,4 +1,4 @@
-"""Which stacks run as a wavefront and which in one launch, by values alone.
+"""Which stacks run as a wavefront, and which in one launch, by values alone.
 
 See `tuning/wavefront.py` for the cut, `tuning/stack.py` for the launch.
 """
@@ -6,13 +6,14 @@ See `tuning/wavefront.py` for the cut, `tuning/stack.py` for the launch.
 from openrnn.backends.base import traced
 from openrnn.codegen.cuda import planes
 from openrnn.spec import Problem
-from openrnn.tuning import chunks, measured, plan, stack, wavefront
+from openrnn.tuning import chunks, plan, stack, wavefront
+from openrnn.tuning.layers import Stack
 
 
-def refusal(problem: Problem, steps: int, batch: int) -> str | None:
+def wavefront_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why the layers of a stack do not run as a wavefront; None where they may."""
     hidden = problem.spec.hidden_size
-    if reason := _any_refusal(problem, steps, batch):
+    if reason := _shared_refusal(problem, steps, batch):
         return reason
     if problem.reset_state:
         return (
@@ -24,7 +25,7 @@ def refusal(problem: Problem, steps: int, batch: int) -> str | None:
     return None
 
 
-def _any_refusal(problem: Problem, steps: int, batch: int) -> str | None:
+def _shared_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why the layers of a stack run one after the other; None where they need not."""
     spec = problem.spec
     if spec.num_layers == 1:
@@ -47,7 +48,7 @@ def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why one launch does not run all layers; None where it may, if there is a kernel."""
     if problem.drops:
         return "dropout between layers"
-    return _any_refusal(problem, steps, batch)
+    return _shared_refusal(problem, steps, batch)
 
 
 def stack_of(
@@ -63,7 +64,7 @@ def stack_of(
     asked = _asked(problem, kind, option_names, wanted)
     if asked is None:
         return None
-    in_chunks = refusal(problem, steps, batch) is None
+    in_chunks = wavefront_refusal(problem, steps, batch) is None
     return stack.best(asked, steps, batch, problem.spec.wavefront, in_chunks)
 
 
@@ -77,7 +78,11 @@ def wavefront_of(
         kind, option_names: of the loops.
         wanted: gradients of weights are.
     """
-    if problem.spec.wavefront == 0 or not steps or refusal(problem, steps, batch) is not None:
+    if (
+        problem.spec.wavefront == 0
+        or not steps
+        or wavefront_refusal(problem, steps, batch) is not None
+    ):
         return None
     asked = _asked(problem, kind, option_names, wanted)
     # 1 asks for one launch: where there is none the model chooses
@@ -87,13 +92,13 @@ def wavefront_of(
 
 def _asked(
     problem: Problem, kind: str, option_names: plan.OptionNames, wanted: bool
-) -> wavefront.Stack | None:
+) -> Stack | None:
     spec = problem.spec
     if problem.capability is None:
         return None
-    return wavefront.Stack(
+    return Stack(
         kind, option_names, traced(spec), problem.dtype_name, spec.hidden_size,
         spec.num_layers, spec.hidden_size,
         2 * spec.hidden_size if kind == "backward" and wanted else 0,
-        problem.capability, problem.processors or measured.PROCESSORS,
+        problem.capability, problem.processors,
     )  # fmt: skip

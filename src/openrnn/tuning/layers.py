@@ -1,0 +1,50 @@
+"""Layers of one size, which may run at the same time: their loop, products and time in turn."""
+
+from typing import NamedTuple
+
+from openrnn.codegen.config import SIZES
+from openrnn.codegen.trace import Traced
+from openrnn.tuning import overlap, plan
+
+CHUNK_COST = 13.0  # us of a chunk beyond its steps and products: launches, waits, R loaded anew
+
+
+class Stack(NamedTuple):
+    """Layers of one size.
+
+    Attributes:
+        kind, option_names: of the loops.
+        columns: of the matrix, of G*H rows, that is multiplied with each chunk; after: of those
+            that are multiplied with all steps of a layer when its loops have run.
+        processors: multiprocessors; None where they are not known.
+    """
+
+    kind: str
+    option_names: plan.OptionNames
+    cell: Traced
+    dtype: str
+    hidden: int
+    layers: int
+    columns: int
+    after: int
+    capability: tuple[int, int]
+    processors: int | None
+
+    def loop(self, batch: int) -> plan.LoopRequest:
+        """The loop of one of its layers."""
+        return plan.LoopRequest(
+            self.kind, self.option_names, self.cell, self.dtype, self.hidden, -(-batch // 8) * 8,
+            self.capability, self.processors,
+        )  # fmt: skip
+
+    def products_us(self, steps: int, batch: int) -> tuple[float, float]:
+        """Microseconds of a layer's products of `columns` and of `after`."""
+        rows, size = len(self.cell.gates) * self.hidden, SIZES[self.dtype]
+        return (
+            overlap.products_time(steps, batch, rows, self.columns, size),
+            overlap.products_time(steps, batch, rows, self.after, size),
+        )
+
+    def in_turn_us(self, loop_us: float, products_us: float) -> float:
+        """All layers one after the other, from the times of a layer's loop and products."""
+        return self.layers * (loop_us + products_us + CHUNK_COST)
