@@ -395,11 +395,30 @@ def test_others_count_on_the_cores_of_this_process_alone(monkeypatch):
     """As of a run with `taskset`; ticks of a core are those of user, nice and system."""
     stat = "cpu 60 60 60 9 9\ncpu1 10 20 30 9 9\ncpu2 1 2 3 9 9\ncpu12 4 5 6 9 9\nintr 7\n"
     monkeypatch.setattr(timer.Path, "read_text", lambda _: stat)
-    monkeypatch.setattr(timer.os, "sched_getaffinity", lambda _: {2, 12})
+    monkeypatch.setattr(timer, "_own_cores", lambda: {2, 12})
     monkeypatch.setattr(timer.time, "process_time", lambda: 0.0)
     ticks = os.sysconf("SC_CLK_TCK")
     assert foreign() == pytest.approx(21 / ticks)
     assert foreign(lambda: 5 / ticks) == pytest.approx(16 / ticks)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+def test_its_cores_are_those_of_all_threads(monkeypatch):
+    """OpenMP may bind each thread to a core of its own, the one that asks among them."""
+    sets = {1: {3}, 2: {5, 7}}
+
+    def affinity(thread):
+        if thread not in sets:
+            raise ProcessLookupError  # it has ended since it was listed
+        return sets[thread]
+
+    monkeypatch.setattr(timer.Path, "iterdir", lambda _: map(Path, ("1", "2", "99")))
+    monkeypatch.setattr(timer.os, "sched_getaffinity", affinity)
+    timer._own_cores.cache_clear()
+    assert timer._own_cores() == {3, 5, 7}
+    sets[1] = {4}  # one set for all readings
+    assert timer._own_cores() == {3, 5, 7}
+    timer._own_cores.cache_clear()
 
 
 def test_gaps_are_where_nothing_ran():

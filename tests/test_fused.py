@@ -357,7 +357,7 @@ def test_configurations_that_rows_of_users_showed_to_be_faster(dtype):
 @pytest.mark.parametrize("option", ["lengths", "reset"])
 @pytest.mark.parametrize("loops", [1, 2])
 def test_steps_are_compared_without_masks(option, loops):
-    """Rows with lengths are of shorter sequences, and two loops were measured without alone."""
+    """Rows with lengths are of shorter sequences, and two loops were measured only without."""
     asked = trace(cells.lstm), "bfloat16", 256, 128, (9, 0), 132
     plain = plan.step_times(plan.LoopRequest("forward", (), *asked), loops)
     assert (plain is not None and plain.several > 1.5 * plain.alone) or loops == 1

@@ -401,7 +401,7 @@ def test_the_reserve_of_symbolic_sizes_meets_no_branch(reserved, recompute):
 
 
 def test_backends_without_wavefronts_say_so():
-    said = "wavefront without effect: its layers run one after the other"
+    said = "wavefront without effect: it orders the layers itself"
     for layers, wavefront, there in ((2, 16, True), (2, 1, True), (2, 0, False), (1, 16, False)):
         layer = openrnn.LSTM(8, 8, layers, wavefront=wavefront)
         assert (said in str(openrnn.explain(layer, quiet=True))) == there

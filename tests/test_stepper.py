@@ -335,3 +335,20 @@ def test_an_input_of_another_batch_is_named(batch, shape):
     said = rf"x_t must have shape {(*lead, 3)}, .* batch={batch}, got {shape}"
     with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
         stepper(torch.zeros(shape))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("names", [("weight_ih_l0",), ("weight_ih_l0", "weight_hh_l0")], ids=str)
+def test_a_change_of_dtype_under_a_hook_that_computes_weights(names):
+    """`double` leaves what the hook has made; the stepper's memory follows the new weights."""
+    layer, x = openrnn.GRU(3, 4), torch.randn(2, 2, 3, dtype=torch.float64)
+    for name in names:
+        torch.nn.utils.weight_norm(layer, name)
+    stepper = layer.stepper(2)
+    stepper(x[0].float())
+    layer.double()
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        stepper(x[0].float())
+    stepper.reset()
+    found = [stepper(x_t).clone() for x_t in x]
+    assert torch.allclose(torch.stack(found), layer(x)[0])

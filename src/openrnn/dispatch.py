@@ -191,7 +191,7 @@ def described(table: Table, *more: str) -> Table:
                 lines = (*lines, "recompute without effect: it keeps all that backward reads")
             stacked = table.problem.spec.num_layers > 1 and table.problem.spec.wavefront
             if stacked and not backend.has_wavefronts:
-                lines = (*lines, "wavefront without effect: its layers run one after the other")
+                lines = (*lines, "wavefront without effect: it orders the layers itself")
         rows.append(replace(row, details=lines))
     return replace(table, rows=tuple(rows))
 

@@ -173,7 +173,10 @@ def _reaches(cell: Cell) -> bool:
 
 
 def _depends(cell: Cell) -> bool:
-    """Tries it; False where that cannot be told, as to tie what is tied already is harmless."""
+    """By autograd, on one element each. False where autograd cannot say.
+
+    Then outputs are tied to the inputs, which is harmless where they are already.
+    """
     count = 2 + len(cell.states) + len(cell.unit_params)
     x, r, *rest = (torch.full((1, 1), 0.5, requires_grad=True, device="cpu") for _ in range(count))
     h, *others = rest[: len(cell.states)]

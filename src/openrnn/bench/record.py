@@ -37,7 +37,7 @@ class Measurement:
             `checked` steps and rows of the batch.
         first_s: the first call, in seconds: compiling or loading what it needs included.
         memory_mib: what a call adds to the device's memory at its peak; None where not measured.
-        others: share of one of the process's cores that other processes took meanwhile (CPU).
+        others: cores that other processes took meanwhile, of those of this process (CPU).
         sm_mhz: the GPU's clock just after.
     """
 

@@ -6,8 +6,9 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -134,16 +135,26 @@ def quiet() -> Iterator[None]:
 def foreign(busy: Busy | None = None) -> float | None:
     """Core-seconds that other processes took of this one's cores since the machine started.
 
-    Only those cores count that the process may use, as `taskset` gives them. None but on Linux.
+    Its cores are those that any of its threads may use, when it is asked first: `taskset` gives a
+    process some, and OpenMP may bind each thread to one of them. None but on Linux.
     """
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     except OSError:
         return None
-    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    cores = {f"cpu{core}" for core in _own_cores()}
     user_nice_system = (map(int, line[1:4]) for line in lines if line[0] in cores)
     ours = time.process_time() + (busy() if busy else 0.0)
     return sum(map(sum, user_nice_system)) / os.sysconf("SC_CLK_TCK") - ours
+
+
+@lru_cache(maxsize=1)
+def _own_cores() -> frozenset[int]:
+    found = frozenset[int]()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            found |= os.sched_getaffinity(int(thread.name))
+    return found
 
 
 def once(call: Callable[[], T], device: str) -> tuple[float, T]:

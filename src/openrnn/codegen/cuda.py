@@ -118,6 +118,7 @@ def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
         constants["FACTORS"] = len(derivative_parts(cell)[0].outputs)
     if isinstance(config, ClusterStackConfig):
         constants["INPUT_REGISTER_FRAGMENTS"] = config.input_register_fragments(cell, dtype)
+        constants["POLLS_GIVEN"] = config.polls(cell, dtype)
         constants["POLLS_IN_FLIGHT"] = config.polls_in_flight(cell, dtype)
     lines = _head(config.kind, cell, dtype, legend)
     lines += _defined(constants)

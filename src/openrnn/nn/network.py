@@ -195,11 +195,13 @@ class Network(FixedOptions, CachingModule):
     def resting_weights(self) -> list[Tensor]:
         """`weights` as in eval mode, for what reads them outside a call; they need no gradient.
 
-        Each parametrization computes its own once, and spectral norms stay as they are.
+        Each parametrization and each hook of `_run_weight_hooks` computes its own once, and
+        spectral norms stay as they are.
         """
         with resting(self):
-            self._run_weight_hooks()
-            return [weight.detach() for weight in self.weights()]
+            self._run_weight_hooks()  # with gradients: what they make stays the layer's attribute
+            with torch.no_grad():
+                return [weight.detach() for weight in self.weights()]
 
     def _any_weight(self) -> Tensor:
         """A tensor of the layer's dtype and device."""

@@ -160,8 +160,10 @@ class Stepper:
         are as before while all that the layer holds has the dtypes and devices that it had.
         """
         layer = self._layer
-        before, self._made_of = self._made_of, _computed_of(layer)
-        return None if before and before == self._made_of else layer._any_weight()
+        if self._made_of and self._made_of == _computed_of(layer):
+            return None
+        layer._run_weight_hooks()
+        return layer._any_weight()
 
     def _make_room(self, like: Tensor) -> None:
         """Memory for states and result, of the dtype and device of the parameters."""
@@ -196,6 +198,7 @@ class Stepper:
                     state.copy_(old)
                 before = self._halves[self._turn]
             y, after = layer.step(x_t, tuple(before) if len(before) > 1 else before[0])
+            self._made_of = _computed_of(layer)
             finals = (after,) if isinstance(after, Tensor) else after
             for state, new in zip((*self._halves[1 - self._turn], self._y), (*finals, y)):
                 state.copy_(new)

@@ -46,10 +46,10 @@ _BACKWARD = _ClusterCosts(
 # A second block on a multiprocessor adds nothing to a step of _SPARE cycles, a whole step to one
 # that is _FILLED cycles longer, in proportion between them. Three and four were not measured.
 _SPARE, _FILLED = 200.0, 3000.0
-_ONE_BLOCK = 24  # units
 # Forward kernels were timed with up to 256 rows. With 4,000, two tiles of 16 rows in flight took
-# longer than two of 8 (an LSTM of 128 units, row sepa of suite users at 4e5a9e6 and 12bb0c2).
-_MEASURED_ROWS, _LARGE_TURN = 256, 0.93
+# longer than two of 8 (an LSTM of 128 units, row sepa of suite users at 4e5a9e6 and 12bb0c2). Where
+# between 256 and 4,000 that begins was not measured.
+_MANY_ROWS, _TURN_OF_MANY = 2048, 0.93
 _WGMMA_TILE, _WGMMA_LEAST = 3.5, 12.0  # cycles of one wgmma: for each tile of 8 rows; at least
 
 
@@ -83,14 +83,18 @@ def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[F
                 yield replace(made, low_register=overflows and reads_ahead)
 
 
+ONE_BLOCK = 24  # units
+
+
 def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[BackwardConfig]:
     """Every backward kernel of a block or cluster that fits.
 
-    Up to _ONE_BLOCK units a block alone: for an LSTM of 24 units a step with clusters of three took
-    0.05 us more in training (row nam-long of suite users on an H200, 4e5a9e6 and 12bb0c2).
+    Up to ONE_BLOCK units a block alone, for every cell: of an LSTM of 24 units, B 4, a step of
+    training took 0.05 us more with clusters of three (row nam-long of suite users on an H200,
+    4e5a9e6 and 12bb0c2).
     """
     for cluster, groups in limits.splits(units):
-        if cluster > 1 and units <= _ONE_BLOCK:
+        if cluster > 1 and units <= ONE_BLOCK:
             continue
         kinds = [(tiles, in_flight, False) for tiles, in_flight in product((1, 2), (1, 2))]
         kinds += [(tiles, 1, True) for tiles in (2, 3, 4) if limits.wgmma]
@@ -162,8 +166,8 @@ def step_cycles(
     shared = min(blocks_of_multiprocessor(cell, dtype, config, limits), -(-clusters // places))
     alone = cycles(cell, dtype, config)
     cost = _costs(config)
-    large = config.kind == "forward" and config.tiles > 1 and batch > _MEASURED_ROWS
-    turn = _LARGE_TURN if large else cost.turn
+    many = config.kind == "forward" and config.tiles > 1 and batch >= _MANY_ROWS
+    turn = _TURN_OF_MANY if many else cost.turn
     several = 1 + turn * (config.tiles_in_flight - 1)
     further = (shared - 1) * min(1.0, max(0.0, alone - _SPARE) / _FILLED)
     return alone * several * (1 + further) * -(-clusters // (places * shared))

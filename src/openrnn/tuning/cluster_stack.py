@@ -22,10 +22,12 @@ _MOST_WARPS = 8  # of the loop: a block has twice as many, and threads need regi
 
 
 class _Costs(NamedTuple):
-    """Cycles of a step, fitted to 621 kernels of 64 stacks on an H100 and an H200.
+    """Cycles of a step, fitted to 361 kernels of forward and 260 of backward, of 63 stacks.
 
-    The stacks are LSTMs, GRUs and RNNs, H 40 to 512, B 1 to 256, in bfloat16 and float32. The
-    standard deviation is 8%.
+    These are of stacks-clusters.jsonl (H100) and stack-polls.jsonl (H200) in benchmarks/log, but
+    for kernels that share multiprocessors, and those of backward that had more than one round of
+    polls before there were rounds of 12. The stacks are LSTMs, GRUs and RNNs, H 40 to 512, B 1 to
+    256, in bfloat16 and float32. The standard deviation is 7% in forward and 8% in backward.
     """
 
     step: float  # of every step
@@ -56,8 +58,9 @@ _BACKWARD = _Costs(
 _TAKEN = 72
 
 
-# The largest H by default, by bytes of a value. Beyond it backward in tf32 was slower than the
-# other way (seven stacks of H 160 to 384 in benchmarks/log/stack-polls.jsonl); others hardly fit.
+# The largest H by default, by bytes of a value. Beyond 512 W_ih and R together hardly fit a
+# cluster. Backward in tf32 was slower than the other way in seven stacks of H 160 to 384, and by 4%
+# in one of two of up to 128 (part whole of benchmarks/log/stack-polls.jsonl).
 _MOST_HIDDEN = {"forward": {2: 512, 4: 512}, "backward": {2: 512, 4: 128}}
 
 

@@ -141,8 +141,7 @@ def ranked(
     """The kernels of a kind, "forward" or "backward", for calls with such options, best first.
 
     Those that hold R or a part of it. For one loop of one layer also the stepwise loop, which any
-    device holds: last, or first where its modelled time is less than the measured one of the first
-    other, which is modelled where it was not measured.
+    device holds: last, or first where `_stepwise_is_quicker` says so.
 
     Args:
         loops: how many such loops the device is to hold at once.
@@ -173,12 +172,13 @@ def _stepwise_is_quicker(
     kind: str, option_names: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
     capability: tuple[int, int], processors: int | None,
 ) -> bool:  # fmt: skip
-    """Whether a stepwise loop takes less than the first kernel of another kind.
+    """Whether a stepwise loop takes clearly less than the first kernel of another kind.
 
-    With lengths it must be twice as quick, as other kernels stop at their longest row and it runs
-    all steps; rows are taken to have half of them in the mean. Where
-    forward's H is no multiple of 8, gates are products of their own: not measured, and it is
-    compared only with kernels that stream a part of R.
+    That is, by its model, at most `stepwise.MAX_TIME_RATIO` of the other's measured or else
+    modelled time; less than all of it where the other one streams a part of R. With lengths the
+    limit is half of that, as other kernels stop at their longest row and a stepwise loop runs all
+    steps. Where forward's H is no multiple of 8, gates are products of their own: not measured, and
+    it is compared only with kernels that stream a part of R.
     """
     asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
     configs: tuple[ForwardConfig | BackwardConfig, ...]
@@ -268,7 +268,7 @@ class StepTimes(NamedTuple):
 def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
     """The times as the measured table gives them, or both by the model where it lacks one.
 
-    Both are without lengths and resets, as several loops were measured without them alone. None
+    Both are without lengths and resets, as several loops were measured only without them. None
     where the device does not hold so many loops at once.
     """
     kind, option_names, cell, dtype, hidden, batch, capability, processors = loop

@@ -25,10 +25,11 @@ BATCHED_PRODUCTS = 0.7
 # more lost with that; stacks of two, which are too few for it, did not.
 MOST_BYTES = 2
 # In backward a wavefront's time is multiplied by one of these before it is compared with that of
-# one launch: by the first below H 512, by the other beyond, for three layers or more. On an H200 14
-# such stacks below took 1.03 to 1.40 of the modelled time. Six of H 512 took 0.98 to 1.11, 1.04 in
-# the mean; five of two layers 0.85 to 1.01 (benchmarks/log/stack-polls.jsonl, part whole).
-WAVEFRONT_FACTORS, SMALL = (1.1, 1.05), 512
+# one launch: by the first below H 512, by the second from H 512 on for three layers or more; for
+# two it is left as it is. On an H200 14 stacks below took 1.03 to 1.40 of the modelled time, six of
+# H 512 and three layers or four 0.98 to 1.11, 1.04 in the mean, five of two 0.85 to 1.01
+# (benchmarks/log/stack-polls.jsonl, part whole).
+FACTOR_BELOW_512, FACTOR_FROM_512 = 1.1, 1.05
 
 
 class StackPlan(NamedTuple):
@@ -38,7 +39,7 @@ class StackPlan(NamedTuple):
         config: of the kernel that is tried first.
         us: of all layers by the model.
         otherwise: that of the other way, a wavefront or layer by layer, by its model; in backward
-            a wavefront's times one of `WAVEFRONT_FACTORS`. The launch is taken where `us` is at
+            a wavefront's times its factor, if it has one. The launch is taken where `us` is at
             most this.
     """
 
@@ -83,10 +84,10 @@ def _other_us(stack: Stack, steps: int, batch: int, in_chunks: bool) -> float:
     """See `StackPlan.otherwise`."""
     other = wavefront.best(stack, steps, batch, None) if in_chunks else None
     if other is not None:
-        small, larger = WAVEFRONT_FACTORS if stack.kind == "backward" else (1.0, 1.0)
-        if stack.hidden < SMALL:
-            return other.us * small
-        return other.us * (larger if stack.layers > 2 else 1.0)
+        factor = 1.0
+        if stack.kind == "backward" and (stack.hidden < 512 or stack.layers > 2):
+            factor = FACTOR_BELOW_512 if stack.hidden < 512 else FACTOR_FROM_512
+        return other.us * factor
     product, after = stack.products_us(steps, batch)
     times = plan.step_times(stack.loop(batch), 1)
     alone = inf if times is None else times.alone  # no kernel holds R

@@ -113,7 +113,7 @@ class Watch:
 
 
 def _is_followed(x: Tensor) -> bool:
-    """Whether a call has no numbers to be read, or is recorded, as a second one must not be.
+    """Whether a call is passed over: it has no numbers, or a second one would be recorded with it.
 
     So it is under a transform of torch.func, in a tracer, among fake tensors, and in the capture of
     a CUDA graph.

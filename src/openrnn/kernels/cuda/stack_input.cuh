@@ -10,7 +10,8 @@ constexpr int ROW_CHUNKS = OPERAND_K / CHUNK;  // of 16 bytes in memory
 constexpr int POLLS = (ROWS * ROW_CHUNKS + THREADS - 1) / THREADS;  // of a thread, a step
 constexpr int AHEAD = POLLS <= 4 ? 2 : 1;                           // steps
 static_assert(OPERAND_K % CHUNK == 0, "whole chunks");
-static_assert(POLLS_IN_FLIGHT <= POLLS, "codegen/cluster_stack_config.py counts polls otherwise");
+static_assert(POLLS == POLLS_GIVEN, "codegen/cluster_stack_config.py counts polls otherwise");
+static_assert(AHEAD == 1 || POLLS_IN_FLIGHT == POLLS, "two steps ahead in one round each");
 
 // the input warps of a block
 INLINE void input_barrier() { asm volatile("barrier.sync 2, %0;" ::"n"(THREADS) : "memory"); }
