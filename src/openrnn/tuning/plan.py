@@ -75,41 +75,57 @@ def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Ba
     return *cluster.backwards(cell, dtype, units, limits), *grids, *multicasts
 
 
-def _ranked(
-    kind: str, mask: str, fitting: Iterable[Config], cell: Traced, dtype: str, batch: int,
-    capability: tuple[int, int], processors: int | None, limits: Limits, loops: int,
-) -> tuple[tuple[Config, ...], float | None]:  # fmt: skip
-    """The kernels, best first, and the measured microseconds of the first, where they are known."""
+class LoopRequest(NamedTuple):
+    """A loop whose kernel is asked for, in the order of `ranked`; batch: a multiple of 8."""
+
+    kind: str
+    option_names: OptionNames
+    cell: Traced
+    dtype: str
+    hidden: int
+    batch: int
+    capability: tuple[int, int]
+    processors: int | None = None
+
+
+def _best_first(
+    loop: LoopRequest, fitting: Iterable[Config], loops: int
+) -> tuple[tuple[Config, ...], float | None]:
+    """The kernels of which the device holds so many loops at once, best first.
+
+    And the measured microseconds of a step of the first, where they are known.
+    """
+    limits = Limits.of(loop.capability, loop.processors)
 
     def model(config: Config, batch: int) -> float:
-        return cycles_of(cell, dtype, config, batch, limits)
+        return cycles_of(loop.cell, loop.dtype, config, batch, limits)
 
-    held = (config for config in fitting if fits_concurrently(config, batch, loops, limits))
-    ranked = sorted(held, key=lambda config: model(config, batch))
+    held = (one for one in fitting if fits_concurrently(one, loop.batch, loops, limits))
+    ranked = sorted(held, key=lambda config: model(config, loop.batch))
+    inference = loop.kind == "forward" and "save" not in loop.option_names
     found, us = measured.fastest_first(
-        kind, mask, ranked, cell, dtype, batch, capability, processors, model, loops
-    )
+        "inference" if inference else loop.kind, _mask(loop.option_names), ranked, loop.cell,
+        loop.dtype, loop.batch, loop.capability, loop.processors, model, loops,
+    )  # fmt: skip
     return tuple(found), us
 
 
-def _forward_ranking(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None, mask: str, save: bool, loops: int,
-) -> tuple[tuple[ForwardConfig, ...], float | None]:  # fmt: skip
-    units, limits = units_of(hidden), Limits.of(capability, processors)
-    kind, fitting = "forward" if save else "inference", _forwards(cell, dtype, units, limits)
-    return _ranked(kind, mask, fitting, cell, dtype, batch, capability, processors, limits, loops)
+@memo(4096)
+def _ranking(
+    loop: LoopRequest, loops: int
+) -> tuple[tuple[ForwardConfig | BackwardConfig, ...], float | None]:
+    """`_best_first` of every kernel of the kind that fits."""
+    limits = Limits.of(loop.capability, loop.processors)
+    fitting = loop.cell, loop.dtype, units_of(loop.hidden), limits
+    if loop.kind == "forward":
+        return _best_first(loop, _forwards(*fitting), loops)
+    return _best_first(loop, _backwards(*fitting), loops)
 
 
-def _backward_ranking(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None, mask: str, loops: int,
-) -> tuple[tuple[BackwardConfig, ...], float | None]:  # fmt: skip
-    units, limits = units_of(hidden), Limits.of(capability, processors)
-    fitting = _backwards(cell, dtype, units, limits)
-    return _ranked(
-        "backward", mask, fitting, cell, dtype, batch, capability, processors, limits, loops
-    )
+def _options(mask: str, save: bool) -> OptionNames:
+    """Those of a mask by its name in the measured table."""
+    masks = () if mask == measured.PLAIN else tuple(mask.split("+"))
+    return (*masks, "save") if save else masks
 
 
 @memo(4096)
@@ -121,8 +137,11 @@ def forward(
 
     mask: see `measured`; save: activations, for training; loops: see `ranked`.
     """
-    asked = cell, dtype, hidden, batch, capability, processors, mask
-    return _forward_ranking(*asked, save, loops)[0]
+    options, limits = _options(mask, save), Limits.of(capability, processors)
+    loop = LoopRequest(
+        "forward", options, cell, dtype, hidden, batch, capability, processors
+    )  # fmt: skip
+    return _best_first(loop, _forwards(cell, dtype, units_of(hidden), limits), loops)[0]
 
 
 @memo(4096)
@@ -131,7 +150,11 @@ def backward(
     processors: int | None = None, mask: str = measured.PLAIN, loops: int = 1,
 ) -> tuple[BackwardConfig, ...]:  # fmt: skip
     """The backward kernels that fit, best first."""
-    return _backward_ranking(cell, dtype, hidden, batch, capability, processors, mask, loops)[0]
+    options, limits = _options(mask, False), Limits.of(capability, processors)
+    loop = LoopRequest(
+        "backward", options, cell, dtype, hidden, batch, capability, processors
+    )  # fmt: skip
+    return _best_first(loop, _backwards(cell, dtype, units_of(hidden), limits), loops)[0]
 
 
 def ranked(
@@ -147,31 +170,21 @@ def ranked(
         loops: how many such loops the device is to hold at once.
         layers: that one launch runs.
     """
+    loop = LoopRequest(
+        kind, option_names, cell, dtype, hidden, batch, capability, processors
+    )  # fmt: skip
     if layers > 1:
-        resets = "reset" in option_names
-        return _of_stack(kind, resets, cell, dtype, hidden, batch, capability, processors, layers)
-    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
-    held: tuple[ForwardConfig | BackwardConfig, ...]
-    if kind == "forward":
-        held = forward(*asked, save="save" in option_names, loops=loops)
-    else:
-        held = backward(*asked, loops=loops)
+        return _of_stack(loop, layers)
+    held, _ = _ranking(loop, loops)
     if loops > 1:
         return held
     last = stepwise.config(kind, units_of(hidden), batch)
     known = bool(held) and measured.knows(capability, processors)
-    if known and _stepwise_is_quicker(
-        kind, option_names, cell, dtype, hidden, batch, capability, processors
-    ):
-        return (last, *held)
-    return (*held, last)
+    return (last, *held) if known and _stepwise_is_quicker(loop) else (*held, last)
 
 
 @memo(4096)
-def _stepwise_is_quicker(
-    kind: str, option_names: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int | None,
-) -> bool:  # fmt: skip
+def _stepwise_is_quicker(loop: LoopRequest) -> bool:
     """Whether a stepwise loop takes clearly less than the first kernel of another kind.
 
     That is, by its model, at most `stepwise.MAX_TIME_RATIO` of the other's measured or else
@@ -180,20 +193,16 @@ def _stepwise_is_quicker(
     steps. Where forward's H is no multiple of 8, gates are products of their own: not measured, and
     it is compared only with kernels that stream a part of R.
     """
-    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
-    configs: tuple[ForwardConfig | BackwardConfig, ...]
-    if kind == "forward":
-        configs, us = _forward_ranking(*asked, "save" in option_names, 1)
-    else:
-        configs, us = _backward_ranking(*asked, 1)
+    configs, us = _ranking(loop, 1)
     streams = configs[0].streamed_fragments > 0
-    if kind == "forward" and hidden % 8 and not streams:
+    if loop.kind == "forward" and loop.hidden % 8 and not streams:
         return False
     if us is None:
-        us = microseconds_of(cell, dtype, configs[0], batch, Limits.of(capability, processors))
-    own = stepwise.step_us(kind, cell, dtype, units_of(hidden), batch)
+        limits = Limits.of(loop.capability, loop.processors)
+        us = microseconds_of(loop.cell, loop.dtype, configs[0], loop.batch, limits)
+    own = stepwise.step_us(loop.kind, loop.cell, loop.dtype, units_of(loop.hidden), loop.batch)
     ratio = 1.0 if streams else stepwise.MAX_TIME_RATIO
-    return own < ratio * us / (2 if "lengths" in option_names else 1)
+    return own < ratio * us / (2 if "lengths" in loop.option_names else 1)
 
 
 def knows_stack(config: KernelConfig, dtype: str, hidden: int, batch: int) -> bool:
@@ -204,21 +213,19 @@ def knows_stack(config: KernelConfig, dtype: str, hidden: int, batch: int) -> bo
 
 
 @memo(4096)
-def _of_stack(
-    kind: str, resets: bool, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int | None, layers: int,
-) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
+def _of_stack(loop: LoopRequest, layers: int) -> tuple[ForwardConfig | BackwardConfig, ...]:
     """The kernels that run so many layers in one launch, best first by the model.
 
     Those of sizes that were measured; where there are none, all in clusters, or all with multicast,
     which takes 16 bits alone, and no resets.
     """
-    limits = Limits.of(capability, processors)
-    forward = kind == "forward"
+    cell, dtype, hidden, batch = loop.cell, loop.dtype, loop.hidden, loop.batch
+    limits = Limits.of(loop.capability, loop.processors)
+    forward = loop.kind == "forward"
     fitting = cluster_stack.forwards if forward else cluster_stack.backwards
     clusters = [*fitting(cell, dtype, units_of(hidden), limits, layers)]
     others: list[MulticastForwardConfig] | list[MulticastBackwardConfig] = []
-    if SIZES[dtype] == 2 and not resets:
+    if SIZES[dtype] == 2 and "reset" not in loop.option_names:
         by_multicast = multicast.forwards if forward else multicast.backwards
         # H as it is: no stack with multicast is padded
         others = [*by_multicast(cell, dtype, hidden, limits, layers)]
@@ -231,19 +238,6 @@ def _of_stack(
 def _mask(option_names: OptionNames) -> str:
     """Their name in the measured table."""
     return "+".join(flag for flag in option_names if flag != "save") or measured.PLAIN
-
-
-class LoopRequest(NamedTuple):
-    """A loop whose kernel is asked for, in the order of `ranked`; batch: a multiple of 8."""
-
-    kind: str
-    option_names: OptionNames
-    cell: Traced
-    dtype: str
-    hidden: int
-    batch: int
-    capability: tuple[int, int]
-    processors: int | None = None
 
 
 def measured_options(kind: str, option_names: OptionNames) -> OptionNames:
@@ -271,19 +265,14 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
     Both are without lengths and resets, as several loops were measured only without them. None
     where the device does not hold so many loops at once.
     """
-    kind, option_names, cell, dtype, hidden, batch, capability, processors = loop
-    asked = cell, dtype, hidden, batch, capability, processors, measured.PLAIN
-    limits = Limits.of(capability, processors)
+    kept = tuple(name for name in loop.option_names if name == "save")
+    loop, limits = loop._replace(option_names=kept), Limits.of(loop.capability, loop.processors)
     modelled, known = list[float](), list[float]()
     for number in (1, loops):
-        configs: tuple[ForwardConfig | BackwardConfig, ...]
-        if kind == "forward":
-            configs, us = _forward_ranking(*asked, "save" in option_names, number)
-        else:
-            configs, us = _backward_ranking(*asked, number)
+        configs, us = _ranking(loop, number)
         if not configs:
             return None
-        modelled.append(microseconds_of(cell, dtype, configs[0], batch, limits))
+        modelled.append(microseconds_of(loop.cell, loop.dtype, configs[0], loop.batch, limits))
         known += [] if us is None else [us]
     return StepTimes(*(known if len(known) == len(modelled) else modelled))
 
