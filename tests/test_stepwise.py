@@ -223,3 +223,15 @@ def test_gates_of_which_columns_are_no_multiple_of_8_are_not_by_gemms_for_speed(
         ("forward", 2560, ("lengths",), False), ("backward", 1024, (), False),
     ):  # fmt: skip
         assert plan.ranked(kind, flags, *asked, hidden, 64, (9, 0), 132)[0].stepwise == first
+
+
+def test_kernels_that_tests_replace_are_those_of_a_ranking(monkeypatch):
+    """`forward`, `backward` and `_of_stack`: GPU tests and the sanitizer's cases replace them."""
+    asked = trace(cells.lstm), "bfloat16", 64, 16, (9, 0), 132
+    for name, kind in (("forward", "forward"), ("backward", "backward")):
+        assert not plan.ranked(kind, (), *asked)[0].stepwise
+        monkeypatch.setattr(plan, name, lambda *_, **__: ())
+        assert [one.stepwise for one in plan.ranked(kind, (), *asked)] == [True]
+        assert plan.ranked(kind, (), *asked, layers=3)
+    monkeypatch.setattr(plan, "_of_stack", lambda *_: ())
+    assert not plan.ranked("forward", (), *asked, layers=3)

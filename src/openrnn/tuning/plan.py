@@ -138,9 +138,7 @@ def forward(
     mask: see `measured`; save: activations, for training; loops: see `ranked`.
     """
     options, limits = _options(mask, save), Limits.of(capability, processors)
-    loop = LoopRequest(
-        "forward", options, cell, dtype, hidden, batch, capability, processors
-    )  # fmt: skip
+    loop = LoopRequest("forward", options, cell, dtype, hidden, batch, capability, processors)
     return _best_first(loop, _forwards(cell, dtype, units_of(hidden), limits), loops)[0]
 
 
@@ -151,9 +149,7 @@ def backward(
 ) -> tuple[BackwardConfig, ...]:  # fmt: skip
     """The backward kernels that fit, best first."""
     options, limits = _options(mask, False), Limits.of(capability, processors)
-    loop = LoopRequest(
-        "backward", options, cell, dtype, hidden, batch, capability, processors
-    )  # fmt: skip
+    loop = LoopRequest("backward", options, cell, dtype, hidden, batch, capability, processors)
     return _best_first(loop, _backwards(cell, dtype, units_of(hidden), limits), loops)[0]
 
 
@@ -170,12 +166,16 @@ def ranked(
         loops: how many such loops the device is to hold at once.
         layers: that one launch runs.
     """
-    loop = LoopRequest(
-        kind, option_names, cell, dtype, hidden, batch, capability, processors
-    )  # fmt: skip
-    if layers > 1:
-        return _of_stack(loop, layers)
-    held, _ = _ranking(loop, loops)
+    loop = LoopRequest(kind, option_names, cell, dtype, hidden, batch, capability, processors)
+    if layers > 1:  # of all options resets alone make a difference
+        resets = ("reset",) if "reset" in option_names else ()
+        return _of_stack(loop._replace(option_names=resets), layers)
+    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
+    held: tuple[ForwardConfig | BackwardConfig, ...]
+    if kind == "forward":
+        held = forward(*asked, save="save" in option_names, loops=loops)
+    else:
+        held = backward(*asked, loops=loops)
     if loops > 1:
         return held
     last = stepwise.config(kind, units_of(hidden), batch)
