@@ -153,17 +153,19 @@ class Stepper:
             return place
         return (*place, *(0 if param.is_inference() else param._version for param in params))
 
-    def _weight_to_follow(self) -> Tensor | None:
+    def _weight_to_follow(self, made_of: set[tuple[torch.dtype, torch.device]]) -> Tensor | None:
         """A tensor of the layer's dtype and device; None where it has those of the last step.
 
         Weights that something computes are left to the step, which would compute them again: they
         are as before while all that the layer holds has the dtypes and devices that it had.
+
+        Args:
+            made_of: see `_computed_of`.
         """
-        layer = self._layer
-        if self._made_of and self._made_of == _computed_of(layer):
+        if made_of and made_of == self._made_of:
             return None
-        layer._run_weight_hooks()
-        return layer._any_weight()
+        self._layer._run_weight_hooks()
+        return self._layer._any_weight()
 
     def _make_room(self, like: Tensor) -> None:
         """Memory for states and result, of the dtype and device of the parameters."""
@@ -190,15 +192,16 @@ class Stepper:
                 f"x_t must have shape {(*lead, layer.input_size)}, as this stepper was made with "
                 f"batch={self._batch}, got {tuple(x_t.shape)}"
             )
+        made_of = _computed_of(layer)
         with torch.no_grad():
-            first = self._weight_to_follow()
+            first = self._weight_to_follow(made_of)
             if first is not None and (first.dtype, first.device) != (self._y.dtype, self._y.device):
                 self._make_room(first)
                 for state, old in zip(self._halves[self._turn], before):
                     state.copy_(old)
                 before = self._halves[self._turn]
             y, after = layer.step(x_t, tuple(before) if len(before) > 1 else before[0])
-            self._made_of = _computed_of(layer)
+            self._made_of = made_of
             finals = (after,) if isinstance(after, Tensor) else after
             for state, new in zip((*self._halves[1 - self._turn], self._y), (*finals, y)):
                 state.copy_(new)

@@ -26,12 +26,6 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
     return plan.holds(blocks * limits.clusters(config.cluster), config, loop.batch, 2)
 
 
-def _without_masks(loop: plan.LoopRequest) -> plan.LoopRequest:
-    """Two loops were measured only without lengths and resets: so they are compared with one."""
-    kept = tuple(name for name in loop.option_names if name not in ("lengths", "reset"))
-    return loop._replace(option_names=kept)
-
-
 def _first(loop: plan.LoopRequest, loops: int = 1) -> KernelConfig | None:
     """The first kernel for so many loops at once, if there is one."""
     return next(iter(plan.ranked(*loop, loops=loops)), None)
@@ -65,7 +59,7 @@ def edges(
     Returns:
         [] where one chunk is as good, and where nothing was measured.
     """
-    loop = _without_masks(loop)
+    loop = loop.without_masks
     times = plan.step_times(loop, loops) if loop.capability == measured.CAPABILITY else None
     if times is None:
         return []
@@ -120,7 +114,7 @@ def loops_to_fit(
         lost: us that products beside loops save in turn; in backward beyond those at once.
         beside: see `edges`.
     """
-    loop = _without_masks(loop)
+    loop = loop.without_masks
     first, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
     shared = not twice or not plan.fits_concurrently(first, loop.batch, 2, limits)
     slower = plan.step_times(loop, 2) if shared else None

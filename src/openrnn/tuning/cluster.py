@@ -83,18 +83,18 @@ def forwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[F
                 yield replace(made, low_register=overflows and reads_ahead)
 
 
-ONE_BLOCK = 24  # units
+_ONE_BLOCK = 24  # units
 
 
 def backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> Iterator[BackwardConfig]:
     """Every backward kernel of a block or cluster that fits.
 
-    Up to ONE_BLOCK units a block alone, for every cell: of an LSTM of 24 units, B 4, a step of
+    Up to _ONE_BLOCK units a block alone, for every cell: of an LSTM of 24 units, B 4, a step of
     training took 0.05 us more with clusters of three (row nam-long of suite users on an H200,
     4e5a9e6 and 12bb0c2).
     """
     for cluster, groups in limits.splits(units):
-        if cluster > 1 and units <= ONE_BLOCK:
+        if cluster > 1 and units <= _ONE_BLOCK:
             continue
         kinds = [(tiles, in_flight, False) for tiles, in_flight in product((1, 2), (1, 2))]
         kinds += [(tiles, 1, True) for tiles in (2, 3, 4) if limits.wgmma]

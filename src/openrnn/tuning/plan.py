@@ -87,6 +87,12 @@ class LoopRequest(NamedTuple):
     capability: tuple[int, int]
     processors: int | None = None
 
+    @property
+    def without_masks(self) -> "LoopRequest":
+        """What it is compared as with several at once, which were measured only like that."""
+        kept = tuple(name for name in self.option_names if name == "save")
+        return self._replace(option_names=kept)
+
 
 def _best_first(
     loop: LoopRequest, fitting: Iterable[Config], loops: int
@@ -265,8 +271,7 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
     Both are without lengths and resets, as several loops were measured only without them. None
     where the device does not hold so many loops at once.
     """
-    kept = tuple(name for name in loop.option_names if name == "save")
-    loop, limits = loop._replace(option_names=kept), Limits.of(loop.capability, loop.processors)
+    loop, limits = loop.without_masks, Limits.of(loop.capability, loop.processors)
     modelled, known = list[float](), list[float]()
     for number in (1, loops):
         configs, us = _ranking(loop, number)

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from openrnn import op, tensors
 from openrnn.nn import Layer
 from openrnn.spec import whole
+from openrnn.transforms import levels
 from openrnn.watch.gates import preactivations, why_not, write
 
 
@@ -118,7 +119,7 @@ def _is_followed(x: Tensor) -> bool:
     So it is under a transform of torch.func, in a tracer, among fake tensors, and in the capture of
     a CUDA graph.
     """
-    if x.is_meta or torch._C._functorch.peek_interpreter_stack() is not None or op.tracing():
+    if x.is_meta or levels.transformed() or op.tracing():
         return True
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return True
