@@ -109,7 +109,7 @@ def without_side_stream(monkeypatch, joins, awaits=lambda stream: None):
 
 
 def wavefront_if_asked(key, *_):
-    """`schedules.in_wavefront` without a device."""
+    """`schedules.layers_at_once` without a device: a wavefront."""
     asked = key.spec.wavefront
     if not asked or key.layer(0, 0).units != key.spec.hidden_size:
         return None
@@ -182,8 +182,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: False)
     monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
     monkeypatch.setattr(schedules, "supported", lambda: False)
-    monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
-    monkeypatch.setattr(schedules, "in_one_launch", lambda *_: None)
+    monkeypatch.setattr(schedules, "layers_at_once", wavefront_if_asked)
     return step
 
 
@@ -340,7 +339,7 @@ def test_kernels_that_schedules_choose_are_known_by_values(
 
 @pytest.mark.parametrize(
     ("wanted", "changed"),
-    [(True, {}), (False, {"max_clusters": 3}), (False, {"absent": True}), (False, {"model": None}),
+    [(True, {}), (False, {"max_clusters": 3}), (False, {"absent": True}),
      (True, {"grid": False, "loops": 1}), (False, {"loops": 1})],
     ids=str,
 )  # fmt: skip
@@ -357,14 +356,13 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
         return SimpleNamespace(max_clusters=asked["max_clusters"]), config
 
     on_a_device(monkeypatch, kernel)
-    model = asked.get("model", wavefront.Wavefront(3, asked["loops"], 1.0, 2.0))
-    monkeypatch.setattr(schedules, "wavefront_of", lambda *_: model)
+    model = wavefront.Wavefront(3, asked["loops"], 1.0, 2.0)
     monkeypatch.setattr(schedules, "supported", lambda: True)
     problem = Problem(cells.lstm.spec(64, 64, num_layers=2), torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, 30, 8, False, False)
     on = ForwardOptions(False, False, False, False, False)
-    found = schedules.in_wavefront(key, on, (), True)
-    assert set(loaded) == ({asked["loops"]} if model else set())
+    found = schedules.in_wavefront(key, on, model, True)
+    assert set(loaded) == {asked["loops"]}
     assert (found is not None) == wanted
     if found:
         ((cut,), other) = found
@@ -404,14 +402,13 @@ def test_grids_that_run_at_once_find_their_flags_filled(
     without_side_stream(monkeypatch, lambda: None)
     monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: 2)
 
-    def in_wavefront(key, on, *_):
+    def layers_at_once(key, on, *_):
         if key.spec.bidirectional:
             return None
         cut = Chunking((0, 4, 8, 11), mode="wavefront", loops=2, fills=frozenset({on.kind}))
         return ((cut,),) * key.spec.num_layers
 
-    monkeypatch.setattr(schedules, "in_wavefront", in_wavefront)
-    monkeypatch.setattr(schedules, "in_one_launch", lambda *_: None)
+    monkeypatch.setattr(schedules, "layers_at_once", layers_at_once)
     configs = GRIDS | {"forward": replace(GRIDS["forward"], half_operands=half_operands)}
     masks = {name: MASKS[name] for name in given}
     spec = cells.lstm.spec(64, 64, num_layers=3, bidirectional=at_once == "directions")

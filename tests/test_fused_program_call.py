@@ -258,8 +258,7 @@ def pretended(monkeypatch):
             schedules, "edges_of_both",
             lambda key, layer, options, *_: [*cuts] if options.kind in cut else [],
         )  # fmt: skip
-        monkeypatch.setattr(schedules, "in_wavefront", wavefront_if_asked)
-        monkeypatch.setattr(schedules, "in_one_launch", lambda *_: None)
+        monkeypatch.setattr(schedules, "layers_at_once", wavefront_if_asked)
 
         def kernel(kind, *_):
             return Kernel(kind, hidden), configs[kind]

@@ -60,7 +60,7 @@ HOPPER, PROCESSORS = (9, 0), 132
 LIMITS = Limits.of(HOPPER, PROCESSORS)
 UNITS = 16
 KINDS = {"forward": ("save",), "backward": ()}
-in_one_launch = schedules.in_one_launch  # which `pretended` replaces
+layers_at_once = schedules.layers_at_once  # which `pretended` replaces
 
 
 def told(value):
@@ -284,11 +284,53 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
 
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(kernels, "kernel", kernel)
+    monkeypatch.setattr(schedules, "in_wavefront", lambda *_: None)
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
-    found = in_one_launch(key, on, KINDS[kind], True)
+    found = layers_at_once(key, on, KINDS[kind], True)
     clear_caches()
     assert found == (((cut_of(steps=128),),) * 4 if wanted else None)
     assert loaded == ([(kind, 1, 4)] if wanted or absent else [])
+
+
+@pytest.mark.parametrize("wavefront", [None, 1])
+@pytest.mark.parametrize("slower", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront):
+    """The first of the ranking may spill; where the one that runs is too slow a wavefront follows.
+
+    A kernel of the first one's shape counts like it: only where R lies differs.
+    """
+    on = (
+        ForwardOptions(False, False, False, False, True)
+        if kind == "forward"
+        else BackwardOptions(False, False, False, False)
+    )
+    asked = problem(wavefront=wavefront)
+    flags = KINDS[kind]
+    first, *others = plan.ranked(
+        kind, flags, trace(cells.lstm), "bfloat16", 512, 64, HOPPER, PROCESSORS, 1, 4
+    )
+    alike = replace(first, register_fragments=first.register_fragments - 2)
+    other = max(others, key=lambda one: plan.microseconds_of(
+        trace(cells.lstm), "bfloat16", one, 64, LIMITS))  # fmt: skip
+    config = other if slower else alike
+
+    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers):
+        return SimpleNamespace(max_clusters=66), config
+
+    on_a_device(monkeypatch, lambda loops: None)
+    monkeypatch.setattr(kernels, "kernel", kernel)
+    monkeypatch.setattr(schedules, "in_wavefront", lambda *_: "a wavefront")
+    key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
+    found = layers_at_once(key, on, flags, True)
+    clear_caches()
+    taken = wavefront == 1 or not slower
+    assert found == (((cut_of(steps=128),),) * 4 if taken else "a wavefront")
+    seen = several_layers.stack_of(asked, kind, flags, 128, 64, True, config)
+    assert (seen is not None) == taken
+    if seen:
+        assert seen.config == (other if slower else first)
+        assert (seen.us > seen.otherwise) == slower
 
 
 # kernels
@@ -597,9 +639,10 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
         monkeypatch.setattr(kernels, "kernel", kernel)
         monkeypatch.setattr(stack_model, "MOST_BYTES", 4)  # float32 stands for all dtypes
         if not in_turn:
-            monkeypatch.setattr(schedules, "in_one_launch", in_one_launch)
+            taken = stack_model.StackPlan(configs["forward"], 1.0, 2.0)
+            monkeypatch.setattr(schedules, "layers_at_once", layers_at_once)
             monkeypatch.setattr(schedules, "_with_device", lambda key: key.problem)
-            monkeypatch.setattr(schedules, "stack_of", lambda *_: "there is such a kernel")
+            monkeypatch.setattr(several_layers, "stack_of", lambda *_: taken)
         clear_caches()
         return made
 
@@ -797,6 +840,25 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
         assert any(line.startswith(f"{kind}: ") for line in lines)
         cut = any(line.startswith(f"{kind} as a wavefront: 4 layers") for line in lines)
         assert cut == (hidden == 512)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_explain_goes_on_where_the_kernel_that_compiles_is_slower(monkeypatch):
+    asked, compiled = problem(steps=128, batch=64), kernels.best
+
+    def best(kind, cell, dtype, hidden, tiles, flags, *more, layers=1, **rest):
+        made, config = compiled(
+            kind, cell, dtype, hidden, tiles, flags, *more, layers=layers, **rest
+        )
+        if layers > 1:
+            every = plan.ranked(kind, flags, cell, dtype, hidden, 64, HOPPER, PROCESSORS, 1, layers)
+            config = max(every, key=lambda one: plan.microseconds_of(cell, dtype, one, 64, LIMITS))
+        return made, config
+
+    monkeypatch.setattr(kernels, "best", best)
+    lines = describe.describe(asked)
+    assert not any("in one launch" in line for line in lines)
+    assert sum("as a wavefront: 4 layers" in line for line in lines) == 2
 
 
 @pytest.mark.usefixtures("no_compiler")

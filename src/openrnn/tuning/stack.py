@@ -36,7 +36,7 @@ class StackPlan(NamedTuple):
     """How a stack runs in one launch.
 
     Attributes:
-        config: of the kernel that is tried first.
+        config: of the kernel that is tried first, or of the one that was loaded.
         us: of all layers by the model.
         otherwise: that of the other way, a wavefront or layer by layer, by its model; in backward
             a wavefront's times its factor, if it has one. The launch is taken where `us` is at
@@ -96,22 +96,29 @@ def _other_us(stack: Stack, steps: int, batch: int, in_chunks: bool) -> float:
 
 @memo(1024)
 def best(
-    stack: Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True
-) -> StackPlan | None:
+    stack: Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True,
+    loaded: KernelConfig | None = None,
+) -> StackPlan | None:  # fmt: skip
     """The quickest such launch; None where there is none, or by the models another way is quicker.
 
     Args:
         chunk: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
         in_chunks: the stack may run as a wavefront instead.
+        loaded: the kernel that runs. It is another than the first of the ranking where that spills
+            registers. None: not known yet, so the first is assumed.
     """
     configs = plan.ranked(*stack.loop(batch), layers=stack.layers)
     if chunk not in (None, 1) or not configs:
         return None
     if chunk is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
         return None
+    config: KernelConfig = configs[0]
+    # one that only has R elsewhere was counted like the first when the factors above were fitted
+    if loaded is not None and measured.shape_of(loaded) != measured.shape_of(config):
+        config = loaded
     found = StackPlan(
-        configs[0],
-        _launch_us(stack, steps, batch, configs[0]),
+        config,
+        _launch_us(stack, steps, batch, config),
         _other_us(stack, steps, batch, in_chunks),
     )
     known = measured.knows(stack.capability, stack.processors)

@@ -15,6 +15,8 @@ from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
 from openrnn.tuning.limits import Limits
+from openrnn.tuning.stack import StackPlan
+from openrnn.tuning.wavefront import Wavefront
 
 
 def describe(problem: Problem) -> list[str]:
@@ -51,22 +53,30 @@ def listed(key: ScheduleKey) -> list[str]:
     return schedule.show_call(schedules.forward(key), found)
 
 
+def _compiled(
+    problem: Problem, kind: str, option_names: plan.OptionNames, loops: int, layers: int
+) -> tuple[nvrtc.Binary, kernels.LoopConfig] | None:
+    """The kernel of a loop, compiled; None where there is none."""
+    if problem.capability is None:
+        return None
+    return kernels.best(
+        kind, traced(problem.spec), problem.dtype_name, problem.spec.hidden_size,
+        ((problem.batch or 1) + 7) // 8, option_names, problem.capability,
+        processors=problem.processors, loops=loops, layers=layers,
+    )  # fmt: skip
+
+
 def _of_loops(
     problem: Problem, head: str, kind: str, option_names: plan.OptionNames, loops: int,
     layers: int = 1,
 ) -> list[str]:  # fmt: skip
     """A line for a kernel of which the device holds so many loops at once, if there is one."""
-    if problem.capability is None:
-        return []
-    cell, dtype = traced(problem.spec), problem.dtype_name
-    batch = problem.batch or 1
-    found = kernels.best(
-        kind, cell, dtype, problem.spec.hidden_size, (batch + 7) // 8, option_names,
-        problem.capability, processors=problem.processors, loops=loops, layers=layers,
-    )  # fmt: skip
-    if found is None:
+    found = _compiled(problem, kind, option_names, loops, layers)
+    if found is None or problem.capability is None:
         return []
     made, config = found
+    cell, dtype = traced(problem.spec), problem.dtype_name
+    batch = problem.batch or 1
     limits = Limits.of(problem.capability, problem.processors)
     time = plan.microseconds_of(cell, dtype, config, batch, limits)
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
@@ -131,24 +141,13 @@ def _of_several(
         )
         return [*_of_loops(problem, head, kind, option_names, 2), *refused]
     measured = plan.measured_options(kind, option_names)
-    stack = several_layers.stack_of(problem, kind, measured, steps, batch, True)
-    if stack is not None:
-        head = f"{name} of {spec.num_layers} layers in one launch, each layer behind the one before"
-        lines = _of_loops(problem, f"{head}: ", kind, option_names, 1, spec.num_layers)
-        times = f"{stack.us:,.0f} us by the model, else {stack.otherwise:,.0f}"
-        if lines:  # else none of its kernels compiles, and a call goes on as below
-            return [f"{line}; {times}" for line in lines]
-    found = several_layers.wavefront_of(problem, kind, measured, steps, batch, True)
-    if found is not None:
-        several = f"{found.loops} of " if 1 < found.loops < spec.num_layers else ""
-        line = (
-            f"{name} as a wavefront: {several}{spec.num_layers} layers at the same time, each "
-            f"{-(-steps // found.chunks)} steps behind the one before; {found.us:,.0f} us by "
-            f"the model, layer by layer {found.in_turn:,.0f}"
-        )
-        head = f"{name} of the wavefront: "
-        more = _of_loops(problem, head, kind, option_names, found.loops) if found.loops > 1 else []
-        return [*refused, line, *more]
+    for way in several_layers.ways(problem, kind, measured, steps, batch, True):
+        if isinstance(way, StackPlan):
+            # none: no kernel of it compiles, or the one that does is slower than the next way
+            if lines := _of_launch(problem, name, kind, option_names, steps, batch):
+                return lines
+            continue
+        return [*refused, *_of_wavefront(problem, name, kind, option_names, way)]
     if spec.wavefront in (None, 0, 1):
         return refused
     why = several_layers.wavefront_refusal(problem, steps, batch)
@@ -160,6 +159,40 @@ def _of_several(
         why = "its kernel takes the whole device, which holds two of no other"
         why = "each step is a GEMM and a launch" if first.stepwise else why
     return [_in_spite(problem, name, why)]
+
+
+def _of_launch(
+    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, steps: int, batch: int
+) -> list[str]:
+    """A line for the launch of all layers, if a call takes it."""
+    layers = problem.spec.num_layers
+    found = _compiled(problem, kind, option_names, 1, layers)
+    if found is None:
+        return []
+    measured = plan.measured_options(kind, option_names)
+    launch = several_layers.stack_of(problem, kind, measured, steps, batch, True, found[1])
+    if launch is None:
+        return []
+    head = f"{name} of {layers} layers in one launch, each layer behind the one before"
+    times = f"{launch.us:,.0f} us by the model, else {launch.otherwise:,.0f}"
+    lines = _of_loops(problem, f"{head}: ", kind, option_names, 1, layers)
+    return [f"{line}; {times}" for line in lines]
+
+
+def _of_wavefront(
+    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, found: Wavefront
+) -> list[str]:
+    """A line for a wavefront and, where several loops run at a time, one for their kernel."""
+    layers, steps = problem.spec.num_layers, problem.steps or 0
+    several = f"{found.loops} of " if 1 < found.loops < layers else ""
+    line = (
+        f"{name} as a wavefront: {several}{layers} layers at the same time, each "
+        f"{-(-steps // found.chunks)} steps behind the one before; {found.us:,.0f} us by "
+        f"the model, layer by layer {found.in_turn:,.0f}"
+    )
+    head = f"{name} of the wavefront: "
+    more = _of_loops(problem, head, kind, option_names, found.loops) if found.loops > 1 else []
+    return [line, *more]
 
 
 def _in_spite(problem: Problem, name: str, reason: str | None) -> str:

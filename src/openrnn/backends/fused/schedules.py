@@ -11,7 +11,7 @@ import torch
 
 from openrnn import schedule
 from openrnn.backends.base import Needs
-from openrnn.backends.fused import kernels, prepared
+from openrnn.backends.fused import kernels, prepared, several_layers
 from openrnn.backends.fused.layer import (
     BackwardOptions,
     ForwardOptions,
@@ -20,12 +20,19 @@ from openrnn.backends.fused.layer import (
     names_of,
 )
 from openrnn.backends.fused.schedule_key import ScheduleKey
-from openrnn.backends.fused.several_layers import stack_of, wavefront_of
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Problem, Spec
-from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
+from openrnn.tuning import (
+    both_directions,
+    chunks,
+    overlap,
+    plan,
+    single_step,
+    stack,
+    wavefront,
+)
 
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
 
@@ -46,8 +53,7 @@ def forward(key: ScheduleKey) -> Schedule:
         loop = prepared.loop_for(here, key.batch, options, 1)
         return _cut(key, here, option_names, inner, [loop])
 
-    found = in_one_launch(key, options, option_names, False)
-    found = found or in_wavefront(key, options, option_names, False)
+    found = layers_at_once(key, options, option_names, False)
     if found is None:
         cut = _of_all(key.spec, chunking)
         inputs = key.spec.layer_input
@@ -88,8 +94,7 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         return _cut(key, here, key.mask_names, columns(layer, direction), loops)
 
     wanted = any(needs.params)
-    found = in_one_launch(key, options, key.mask_names, wanted)
-    found = found or in_wavefront(key, options, key.mask_names, wanted)
+    found = layers_at_once(key, options, key.mask_names, wanted)
     if found is None:
         cut = _of_all(key.spec, chunking)
         found = _with_both_directions(key, cut, options, key.mask_names, columns, inputs, wanted)
@@ -135,40 +140,57 @@ def _with_device(key: ScheduleKey) -> Problem:
     )
 
 
-def in_one_launch(
+def layers_at_once(
     key: ScheduleKey, options: LoopOptions, option_names: plan.OptionNames, wanted: bool
 ) -> Chunkings | None:
-    """All steps of a stack whose layers one launch runs; None where it does not.
-
-    Args: see `in_wavefront`.
-    """
-    layers = key.spec.num_layers
-    if layers == 1:
-        return None
-    problem = _with_device(key)
-    if stack_of(problem, options.kind, option_names, key.steps, key.batch, wanted) is None:
-        return None
-    try:
-        prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
-    except kernels.NoKernelError:
-        return None
-    return ((Chunking((0, key.steps), mode="one_launch"),),) * layers
-
-
-def in_wavefront(
-    key: ScheduleKey, options: LoopOptions, option_names: plan.OptionNames, wanted: bool
-) -> Chunkings | None:
-    """The chunks of a stack that runs as a wavefront; None where it runs layer by layer.
+    """The chunks of a stack whose layers run at the same time; None: one after the other.
 
     Args:
         options, option_names: of the loops.
         wanted: gradients of weights are.
     """
-    if key.reset_states or key.spec.num_layers == 1:
+    if key.spec.num_layers == 1:
         return None
     problem = _with_device(key)
-    found = wavefront_of(problem, options.kind, option_names, key.steps, key.batch, wanted)
-    if found is None:
+    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
+    for way in several_layers.ways(*asked):
+        if isinstance(way, stack.StackPlan):
+            found = in_one_launch(key, problem, options, option_names, wanted)
+        else:
+            found = in_wavefront(key, options, way, wanted)
+        if found is not None:
+            return found
+    return None
+
+
+def in_one_launch(
+    key: ScheduleKey, problem: Problem, options: LoopOptions, option_names: plan.OptionNames,
+    wanted: bool,
+) -> Chunkings | None:  # fmt: skip
+    """All steps of each layer, in the kernel that is loaded; None where there is none to take.
+
+    Args:
+        problem: with its device; the others: see `layers_at_once`.
+    """
+    layers = key.spec.num_layers
+    try:
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
+    except kernels.NoKernelError:
+        return None
+    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
+    if several_layers.stack_of(*asked, loop.config) is None:
+        return None
+    return ((Chunking((0, key.steps), mode="one_launch"),),) * layers
+
+
+def in_wavefront(
+    key: ScheduleKey, options: LoopOptions, found: wavefront.Wavefront, wanted: bool
+) -> Chunkings | None:
+    """The chunks of a wavefront; None where the device loads no kernel for it.
+
+    Args: see `layers_at_once`.
+    """
+    if key.reset_states:
         return None
     try:
         loop = prepared.loop_for(key.layer(0, 0), key.batch, options, found.loops)

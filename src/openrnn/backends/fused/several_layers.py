@@ -3,7 +3,10 @@
 See `tuning/wavefront.py` for the cut, `tuning/stack.py` for the launch.
 """
 
+from collections.abc import Iterator
+
 from openrnn.backends.base import traced
+from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.cuda import planes
 from openrnn.spec import Problem
 from openrnn.tuning import chunks, plan, stack, wavefront
@@ -51,13 +54,32 @@ def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     return _shared_refusal(problem, steps, batch)
 
 
-def stack_of(
+def ways(
     problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
     wanted: bool,
+) -> Iterator[stack.StackPlan | wavefront.Wavefront]:  # fmt: skip
+    """How layers of a stack may run at the same time, in the order in which this is tried.
+
+    Where the device has no kernel for one way, the next one follows; after the last one layers run
+    one after the other.
+
+    Args: see `wavefront_of`.
+    """
+    launch = stack_of(problem, kind, option_names, steps, batch, wanted)
+    if launch is not None:
+        yield launch
+    cut = wavefront_of(problem, kind, option_names, steps, batch, wanted)
+    if cut is not None:
+        yield cut
+
+
+def stack_of(
+    problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
+    wanted: bool, loaded: KernelConfig | None = None,
 ) -> stack.StackPlan | None:  # fmt: skip
     """The launch that runs all layers of a problem whose device is known; None: no such launch.
 
-    Args: see `wavefront_of`.
+    Args: see `wavefront_of`, and `stack.best` for `loaded`.
     """
     if stack_refusal(problem, steps, batch) is not None or not steps:
         return None
@@ -65,7 +87,7 @@ def stack_of(
     if asked is None:
         return None
     in_chunks = wavefront_refusal(problem, steps, batch) is None
-    return stack.best(asked, steps, batch, problem.spec.wavefront, in_chunks)
+    return stack.best(asked, steps, batch, problem.spec.wavefront, in_chunks, loaded)
 
 
 def wavefront_of(
