@@ -255,6 +255,34 @@ def test_a_layer_of_a_twin_loads_where_the_cell_has_another_key(tmp_path):
         assert ran.returncode == 0, ran.stderr
 
 
+def test_a_cell_of_the_main_script_goes_to_a_spawned_process_and_back(tmp_path):
+    """There multiprocessing runs the main script as the module `__mp_main__`, also `__main__`."""
+    (tmp_path / "script.py").write_text(
+        "import openrnn\n"
+        "def act(x):\n"
+        "    return x * x\n"
+        "def make(act):\n"
+        "    @openrnn.cell(gates='f', states='h')\n"
+        "    def mine(x, r, s):\n"
+        "        return 0.5 * s.h + act(x.f + r.f)\n"
+        "    return mine\n"
+        "mine = make(act)\n"
+    )
+    run = (
+        "import pickle, runpy, sys, types, openrnn\n"
+        "module = types.ModuleType({name!r})\n"
+        "sys.modules['__main__'] = sys.modules[{name!r}] = module\n"
+        "module.__dict__.update(runpy.run_path('script.py', run_name={name!r}))\n"
+        "module.act.__module__ = {name!r}\n"
+    )
+    save = "pickle.dump(openrnn.Recurrent(module.mine, 2, 3), open('layer', 'wb'))\n"
+    load = "layer = pickle.load(open('layer', 'rb')); assert layer.cell is module.mine\n"
+    sent, spawned = (run.format(name=name) for name in ("__main__", "__mp_main__"))
+    for program in (sent + save, spawned + load + save, sent + load):
+        ran = forks.python(program, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+
+
 def test_pickle_of_an_unknown_cell_says_so():
     mark = leaky.fingerprint()
     with pytest.raises(CellError, match="no cell 'gone' is defined here"):

@@ -355,6 +355,18 @@ def test_what_shapes_leave_open_is_asked_for():
         from_weights(kernels(gates=3)[:2], "keras")
 
 
+@pytest.mark.parametrize("cell", [cells.rnn_tanh, cells.rnn_relu], ids=lambda cell: cell.name)
+def test_what_may_be_a_stack_is_not_taken_for_the_one_network_that_fits_whole(cell):
+    """Two kernels (8, 4) of tf_cell are also an LSTM of one unit in two directions."""
+    layer = openrnn.Recurrent(cell, 4, 4, num_layers=2)
+    arrays = openrnn.to_weights(layer, "tf_cell", sum_biases=True)
+    with pytest.raises(ValueError, match="say which by cell=: lstm, rnn_tanh, rnn_relu"):
+        from_weights(arrays, "tf_cell")
+    again = from_weights(arrays, "tf_cell", cell=cell.name, bidirectional=False)
+    assert (again.num_layers, again.hidden_size) == (2, 4)
+    assert from_weights(arrays, "tf_cell", cell="lstm").bidirectional
+
+
 @pytest.mark.parametrize("source", ["equinox", "onnx"])
 def test_a_list_of_mappings(source):
     """Of layers that the library keeps one by one."""

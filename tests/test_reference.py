@@ -292,6 +292,22 @@ def test_a_reset_at_the_start_ends_the_reverse_direction():
         assert torch.equal(found[1], want[1])
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_reset_states_that_no_output_reads_have_gradients_of_zeros(reverse, steps):
+    """In reverse a reset follows its step: of a single one y reads no reset state."""
+    spec = cells.gru.spec(3, 4, reverse=reverse)
+    x, weights, states, inputs = draw(spec, steps=steps, reset="first")
+    fresh = [inputs.cast(F64)[f"reset_{name}_0"] for name in spec.states]
+    frozen = [weight.detach() for weight in weights]
+    reset = torch.zeros_like(inputs.reset)
+    reset[0] = True
+    y, _, _ = run(spec, x.detach(), frozen, [one.detach() for one in states], reset=reset,
+                  reset_states=fresh)  # fmt: skip
+    (found,) = torch.autograd.grad(y.sum(), fresh)
+    assert found.any() == (not reverse)
+
+
 def test_a_reset_in_the_padding_does_nothing():
     spec = cells.lstm.spec(3, 4, bidirectional=True)
     x, weights, states, _ = draw(spec)

@@ -130,7 +130,7 @@ class Cell:
 
     @property
     def _place(self) -> tuple[str, str]:
-        return self.function.__module__, self.function.__qualname__
+        return digest.module_of(self.function), self.function.__qualname__
 
     @property
     def _names(self) -> tuple[tuple[str, ...], ...]:

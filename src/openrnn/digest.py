@@ -40,6 +40,15 @@ def fits(wanted: Digest, function: Callable[..., object], more: object = ()) -> 
     return found == wanted if found[0] == wanted[0] else found[2] == wanted[2]
 
 
+def module_of(value: Any) -> str:
+    """The name of a function's or class's module, the same in every process.
+
+    A process that multiprocessing spawns knows the main script as `__mp_main__`, too.
+    """
+    name: str = value.__module__
+    return "__main__" if name == "__mp_main__" else name
+
+
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -59,7 +68,7 @@ def _text(value: Any, codes: list[str], seen: set[int]) -> str:
         return f"module {value.__name__}"
     named = type | BuiltinFunctionType | MethodDescriptorType | FunctionType
     if isinstance(value, named) and _is_at_its_name(value):
-        return f"named {value.__module__}.{value.__qualname__}"
+        return f"named {module_of(value)}.{value.__qualname__}"
     if isinstance(value, BuiltinFunctionType | MethodDescriptorType):
         return f"named {value.__qualname__}"
     if id(value) in seen:

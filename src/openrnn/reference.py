@@ -154,7 +154,9 @@ def run(call: Call) -> Outputs:
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )
     y, ends = x, [torch.stack(parts) for parts in zip(*finals)]
-    if call.problem.grad and not _reached(spec, cell, call.x.shape[0]):
+    # of a single step in reverse the reset states are in the graph of the final states alone
+    reached = not call.reset_states and _reached(spec, cell, call.x.shape[0])
+    if call.problem.grad and not reached:
         y, ends, all_states = _tied(call, y, ends, all_states)
     return Outputs(y, ends, all_states, [])
 

@@ -16,6 +16,10 @@ from openrnn.convert.rewrite import Blocks, Sizes, check, measure, read
 from openrnn.spec import Spec
 
 
+class _UndecidedError(AdviceError):
+    """Arrays are layers or directions of a cell, and nothing says which."""
+
+
 @dataclass(frozen=True)
 class Network:
     """What arrays turned out to be: a spec, and the blocks of each layer and direction."""
@@ -48,12 +52,14 @@ def recognise(
                     refusals.setdefault(layout.cell, error)
         except NamesError as error:
             refusals.setdefault(layout.cell, error)
-    if len(found) == 1:
+    undecided = [key for key, error in refusals.items() if isinstance(error, _UndecidedError)]
+    if len(found) == 1 and not undecided:
         return found[0]
     if found:
         fits = [network.spec.cell for network in found]
         if len(set(fits)) < len(fits):
             raise ValueError("the list may have biases or none, give a mapping with names")
+        fits += undecided
         several = "the arrays fit several cells, say which by "
         raise AdviceError(several, Argument("cell="), f": {', '.join(fits)}")
     # names that fit are nearer to what was meant than names that do not
@@ -151,7 +157,7 @@ def _directions(
         if count % D == 0 and widths == [sizes.inputs] * D + [D * out] * (count - D)
     ]
     if len(fits) == 2:
-        raise AdviceError(
+        raise _UndecidedError(
             f"{count} sets of arrays of these shapes are layers or directions: say which by ",
             Argument("bidirectional="),
         )
