@@ -154,6 +154,22 @@ def test_the_gradient_of_clip_passes_on_the_closed_interval():
     assert [bool(value) for value in ds_c] == [False, True, True, True, False]
 
 
+@pytest.mark.parametrize("eps", [None, 0.2])
+def test_the_gradient_of_logit_beyond_its_bounds(eps):
+    """As torch's, nan among them, which its own decomposition makes 0."""
+
+    @openrnn.cell(gates="a", name="logit_of_a_gate")
+    def cell(x, r, s):
+        return torch.logit(x.a, eps) + r.a
+
+    graph = trace(cell).derivative
+    at = [-1.0, 0.0, 0.1, 0.2, 0.3, 0.8, 0.9, 1.0, 2.0, torch.inf, torch.nan]
+    x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+    (wanted,) = torch.autograd.grad(torch.logit(x, eps).sum(), x)
+    given = {"x_a": x.detach(), "d_h": torch.ones_like(x)}
+    torch.testing.assert_close(evaluate(graph, given)["dx_a"], wanted, equal_nan=True)
+
+
 ACTIVATIONS = {
     "silu": F.silu,
     "mish": F.mish,

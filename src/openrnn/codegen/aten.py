@@ -122,6 +122,14 @@ def _logit(emit: Builder, x: Value, eps: Value | None = None) -> Value:
     return emit("log", emit("div", x, emit("sub", 1.0, x)))
 
 
+def _logit_backward(emit: Builder, grad: Value, x: Value, eps: Value | None = None) -> Value:
+    low, high, beyond = (0.0, 1.0, math.nan) if eps is None else (eps, _sub(emit, 1.0, eps), 0.0)
+    # nan is neither below nor above, and its gradient nan: torch's decomposition has 0
+    outside = emit("or", emit("lt", x, low), emit("gt", x, high))
+    inside = emit("div", grad, emit("mul", x, emit("sub", 1.0, x)))
+    return emit("where", outside, beyond, inside)
+
+
 def _shrink(emit: Builder, x: Value, lambd: Value, else_: Value) -> Value:
     inside = emit("and", emit("ge", x, emit("neg", lambd)), emit("le", x, lambd))
     return emit("where", inside, 0.0, else_)
@@ -216,18 +224,9 @@ def _made(value: Value, **options: object) -> Value:
 
 
 def _like(number: float) -> Rule:
-    """The rule of `zeros_like` and its kind, and of `zeros`, which takes a size."""
+    """The rule of `zeros_like`, of `zeros`, which takes a size, and of `new_zeros`, of both."""
 
-    def rule(emit: Builder, x: object, **options: object) -> Value:
-        return _made(number, **options)
-
-    return rule
-
-
-def _sized(number: float) -> Rule:
-    """The rule of `new_zeros` and its kind."""
-
-    def rule(emit: Builder, x: object, size: object, **options: object) -> Value:
+    def rule(emit: Builder, x: object, size: object = None, **options: object) -> Value:
         return _made(number, **options)
 
     return rule
@@ -284,6 +283,7 @@ RULES: dict[str, Rule] = {
     "isfinite": lambda emit, x: emit("lt", emit("abs", x), math.inf),
     "signbit": lambda emit, x: emit("lt", emit("copysign", 1.0, x), 0.0),
     "logit": _logit,
+    "logit_backward": _logit_backward,
     "angle": _angle,
     "heaviside": _heaviside,
     "hardshrink": _hardshrink,
@@ -298,16 +298,16 @@ RULES: dict[str, Rule] = {
     "masked_fill": _masked_fill,
     "where": lambda emit, mask, a, b: emit("where", mask, a, b),
     "empty_like": _like(math.nan),
-    "empty_permuted": _sized(math.nan),
+    "empty_permuted": _like(math.nan),
     "copy": _copy,
     "fill": lambda emit, x, value: value,
     "zero": lambda emit, x: 0.0,
     "zeros": _like(0.0),
     "zeros_like": _like(0.0),
-    "new_zeros": _sized(0.0),
+    "new_zeros": _like(0.0),
     "ones": _like(1.0),
     "ones_like": _like(1.0),
-    "new_ones": _sized(1.0),
+    "new_ones": _like(1.0),
     "full": _full,
     "full_like": _full,
     "new_full": _new_full,
