@@ -38,6 +38,10 @@ REFUSED = {
     "ldexp": (lambda v, w: torch.ldexp(v, w.int()), "makes values of torch.int32"),
     "bits": (lambda v, w: (v.int() & 1) * w, "makes values of torch.int32"),
     "bits_of_mask": (lambda v, w: ((v > 0).int() & 2) * w, "makes values of torch.int32"),
+    "viewed_bits": (lambda v, w: (v.view(torch.int32) > 0) * w, "knows aten.view as torch.int32"),
+    "bits_of_ones": (
+        lambda v, w: torch.ones_like(v).view(torch.int32) * w, "knows aten.view as torch.int32"
+    ),
     "count": (lambda v, w: ((v > 0) + 1) * w, "aten.add makes values of torch.int64"),
     "whole": (lambda v, w: v * (torch.tensor(7) // 2), "makes values of torch.int64"),
     "decimals": (lambda v, w: torch.round(v, decimals=1), "knows decimals of aten.round"),
@@ -67,7 +71,7 @@ def test_what_is_not_understood_has_no_kernel(name):
         trace(cell)
 
 
-@pytest.mark.parametrize("name", ["int", "count", "random"])
+@pytest.mark.parametrize("name", ["int", "viewed_bits", "count", "random"])
 def test_a_refused_cell_runs_on_the_reference(name):
     """With the reason in the report, and no other backend."""
     layer = openrnn.Recurrent(of(REFUSED[name][0], f"{name}_runs"), 2, 3)
@@ -128,6 +132,10 @@ BAD_STATES = {
         r"aten.sum \(line \d+\) is not",
     ),
     "moved": (lambda x, r, s: x.a.view(-1, 1).view_as(x.a), r"aten.view \(line \d+\) is not elem"),
+    "split_bits": (
+        lambda x, r, s: (x.a.view(torch.int16) > 0) * 0.1,
+        r"aten.view \(line \d+\) is not elem",
+    ),
     "called": (lambda x, r, s: x("a"), r"cell 'called' calls x\(\.\.\.\), which only .*: a"),
     "indexed": (lambda x, r, s: x[0], r"cell 'indexed' indexes x\[\.\.\.\], which only .*: a"),
     "unpacked": (lambda x, r, s: (*s,), r"cell 'unpacked' iterates over s, which only .*: h"),

@@ -118,7 +118,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = name_of(func)
         # a view of all, as v.view_as(v), is no more than another name
-        moves = name in RESHAPES and tuple(args[0].shape) != tuple(args[1])
+        moves = name in RESHAPES and func(*args, **(kwargs or {})).shape != args[0].shape
         if moves or not elementwise(func):
             word = str(func).rsplit(".", 1)[0]
             why = NOT_ELEMENTWISE

@@ -80,6 +80,8 @@ class _Reader:
         made = node.meta["val"]
         if name in aten.RESHAPES and node.args[0].meta["val"].shape != made.shape:
             raise self._error(f"no kernel knows {word} to another shape")
+        if name in aten.RESHAPES and node.args[0].meta["val"].dtype != made.dtype:
+            raise self._error(f"no kernel knows {word} as {made.dtype}")
         if isinstance(found, tuple):
             return tuple(self._kept(*pair, word) for pair in zip(found, made))
         return self._kept(found, made, word)
