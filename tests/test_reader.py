@@ -1,5 +1,6 @@
 """What a trace must understand of a cell: dtypes, arguments, shapes, memory; else it is refused."""
 
+import itertools
 import random
 import re
 
@@ -27,6 +28,7 @@ def of(function, name):
     return cell
 
 
+TURNS = itertools.cycle((0.1, 0.9))
 # each runs on the reference only, with a reason
 REFUSED = {
     "int": (lambda v, w: v.int().float(), "aten._to_copy makes values of torch.int32"),
@@ -50,7 +52,11 @@ REFUSED = {
     "size": (lambda v, w: v / w.size(0), "other things for inputs of shape"),
     "numel": (lambda v, w: v / w.numel(), "other things for inputs of shape"),
     "example": (lambda v, w: v + torch.zeros(2, 3), "must match the size"),
-    "random": (lambda v, w: v * random.random(), "draws at random"),
+    "random": (lambda v, w: v * random.random(), "as one that draws at random"),
+    "turns": (lambda v, w: v * next(TURNS), "gradients would be those of another function"),
+    "recorded": (lambda v, w: v if w.requires_grad else 2.0 * v, "where gradients are recorded"),
+    "graph": (lambda v, w: v if w.grad_fn is None else 2.0 * v, "where gradients are recorded"),
+    "mode": (lambda v, w: v if torch.is_grad_enabled() else w, "where gradients are recorded"),
     "values": (lambda v, w: v * w.tolist()[0][0], "reads of shapes or values"),
     "renamed": (lambda v, w: in_place_by_two_names(v), "changed in place before aten.mul"),
 }  # fmt: skip
@@ -71,7 +77,7 @@ def test_what_is_not_understood_has_no_kernel(name):
         trace(cell)
 
 
-@pytest.mark.parametrize("name", ["int", "viewed_bits", "count", "random"])
+@pytest.mark.parametrize("name", ["int", "viewed_bits", "count", "random", "recorded"])
 def test_a_refused_cell_runs_on_the_reference(name):
     """With the reason in the report, and no other backend."""
     layer = openrnn.Recurrent(of(REFUSED[name][0], f"{name}_runs"), 2, 3)

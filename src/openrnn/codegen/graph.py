@@ -61,6 +61,10 @@ class Graph:
                 needed.update(node.args)
         return Graph(self.inputs, tuple(reversed(kept)), self.outputs)
 
+    def outputs_of(self, names: tuple[str, ...]) -> "Graph":
+        """With some of the outputs, and what they need."""
+        return Graph(self.inputs, self.nodes, {name: self.outputs[name] for name in names}).pruned()
+
     def split(self, late: frozenset[str]) -> tuple["Graph", "Graph"]:
         """What reads none of the inputs `late`; and the rest, which reads them and its outputs."""
         after: list[Node] = []

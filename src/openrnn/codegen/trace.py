@@ -179,25 +179,30 @@ def _graphs(
     """The step and its derivative, as traced with examples of this shape and dtype."""
     names, step = names_of(cell), step_of(cell, clip)
 
-    def derivative(*flat: Tensor) -> tuple[Tensor, ...]:
+    def both(*flat: Tensor) -> tuple[Tensor, ...]:
         leaves = [value.detach().requires_grad_() for value in flat[: len(names)]]
-        pairs = [
-            (value, d) for value, d in zip(step(*leaves), flat[len(names) :]) if value.requires_grad
-        ]
+        new = step(*leaves)
+        pairs = [(value, d) for value, d in zip(new, flat[len(names) :]) if value.requires_grad]
         grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if pairs:
             values, ds = zip(*pairs)
             grads = torch.autograd.grad(values, leaves, ds, allow_unused=True)
-        return tuple(
+        return *new, *(
             torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads)
         )
 
-    cotangents = tuple(f"d_{state}" for state in cell.states)
+    states, cotangents = cell.states, tuple(f"d_{state}" for state in cell.states)
     grads = tuple(f"d{name}" for name in names)
-    return (
-        _graph(cell, step, names, cell.states, shape, dtype),
-        _graph(cell, derivative, names + cotangents, grads, shape, dtype),
-    )
+    with torch.no_grad():
+        forward = _graph(cell, step, names, states, shape, dtype)
+    found = _graph(cell, both, names + cotangents, (*states, *grads), shape, dtype)
+    again = found.outputs_of(states)
+    if str((again.nodes, again.outputs)) != str((forward.nodes, forward.outputs)):
+        raise CellError(
+            f"cell '{cell.name}' does other things where gradients are recorded, or in each call, "
+            "as one that draws at random: a kernel's gradients would be those of another function"
+        )
+    return forward, found.outputs_of(grads)
 
 
 def _graph(
