@@ -7,6 +7,7 @@ import pytest
 import torch
 from cases import CELLS, require, thinned
 from derivatives import KEYS, tangents_run, twice
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_leaves, tree_map
 
 import openrnn
@@ -405,3 +406,113 @@ def test_a_derivative_that_is_zero_everywhere():
     assert not grad.any()
     grad.sum().backward()
     assert x.grad is None or not x.grad.any()
+
+
+class Step(torch.autograd.Function):
+    """A step, whose gradient is that of the identity."""
+
+    @staticmethod
+    def forward(value):
+        return value.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Once(torch.autograd.Function):
+    """tanh, whose backward autograd does not record."""
+
+    @staticmethod
+    def forward(value):
+        return value.tanh()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad * (1 - ctx.saved_tensors[0] ** 2)
+
+
+class Detached(Once):
+    """The same, of which a part is recorded."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.detach() - grad * ctx.saved_tensors[0] ** 2
+
+
+def hooked(hook):
+    def cell(x, r, s):
+        value = torch.tanh(x.a + r.a)
+        if value.requires_grad:
+            value.register_hook(hook)
+        return 0.9 * value
+
+    return cell
+
+
+def without_gradients(x, r, s):
+    with torch.no_grad():
+        gate = torch.sigmoid(x.a + r.a)
+    return gate * s.h + (1 - gate) * torch.tanh(x.a + r.a)
+
+
+NOT_RECORDED, OWN = "not recorded, as by once_differentiable", "has a jvp of its own: it calls "
+# the cell; why second derivatives and why forward mode are the reference's
+LEFT = {
+    "once": (lambda x, r, s: Once.apply(x.a + r.a), NOT_RECORDED, NOT_RECORDED),
+    "partly": (lambda x, r, s: Detached.apply(x.a + r.a), NOT_RECORDED, NOT_RECORDED),
+    "detaching hook": (hooked(torch.Tensor.detach), NOT_RECORDED, NOT_RECORDED),
+    "clipping hook": (hooked(lambda grad: grad.clamp(-0.1, 0.1)), "not linear", "not linear"),
+    "scaling hook": (hooked(lambda grad: 0.5 * grad), None, "not those of its forward"),
+    "no_grad": (without_gradients, None, "not those of its forward"),
+    "function": (lambda x, r, s: 0.3 * Step.apply(3 * torch.tanh(x.a + r.a)), None, f"{OWN}Step"),
+    "detach": (lambda x, r, s: torch.tanh(x.a + r.a) * (x.a - r.a).detach(), None, None),
+    "clamp": (lambda x, r, s: torch.clamp(x.a + r.a, -0.3, 0.4) * s.h, None, None),
+    "float32": (lambda x, r, s: torch.tanh(x.a.float() + r.a).to(s.h.dtype), None, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's forward mode
+@pytest.mark.parametrize("name", LEFT)
+def test_a_cell_with_gradients_of_its_own(name):
+    """Where the derivative of its backward is another, as `explain` says, the reference's."""
+    function, second, forward = LEFT[name]
+    cell = openrnn.cell(gates="a", name=f"own_{name.replace(' ', '_')}")(function)
+    x, along = torch.randn(2, STEPS, BATCH, 3, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    ours, plain = (openrnn.Recurrent(cell, 3, 5, backend=name) for name in ("auto", "reference"))
+    plain.load_state_dict(ours.state_dict())
+    table = openrnn.explain(ours, x, quiet=True)
+    assert table.chosen == "cpu"
+    assert (second is None) == ("second derivatives" not in str(table))
+    assert (forward is None) == ("forward mode" not in str(table))
+    assert (second or "") in str(table)
+    assert (forward or "") in str(table)
+
+    def of(layer):
+        """First and second derivatives, and those of forward mode, or torch's errors."""
+        leaves = [x.clone().requires_grad_(), *layer.parameters()]
+        try:
+            first = torch.autograd.grad(layer(leaves[0])[0].sum(), leaves, create_graph=True)
+            yield torch.autograd.grad(sum(grad.square().sum() for grad in first), leaves)
+        except RuntimeError as error:
+            yield str(error)
+        try:
+            yield torch.func.jvp(lambda x: layer(x)[0], (x,), (along,))[1]
+        except RuntimeError as error:
+            yield str(error)
+
+    for have, want in zip(of(ours), of(plain), strict=True):
+        if isinstance(want, str):
+            assert have == want
+        else:
+            torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-5)

@@ -140,12 +140,12 @@ def _derivatives(problem: Problem, backend: str, device: torch.device) -> list[s
     """Which of those that kernels have elsewhere are the reference's here, and why."""
     if not dispatch.BACKENDS[backend].tangents_up_to:
         return []
+    second = network.refusal(backend, problem, device, problem.steps, problem.batch)
     forward = network.forward_refusal(backend, problem, device)
-    if not problem.grad:
-        return [f"forward mode is the reference's: {forward}"] if forward else []
-    why = network.refusal(backend, problem, device, problem.steps, problem.batch)
-    what = "second derivatives" if forward is None else "second derivatives and forward mode"
-    return [f"{what} are the reference's: {why}"] if why else []
+    found = {"second derivatives are": second if problem.grad else None, "forward mode is": forward}
+    if forward and second == forward and problem.grad:
+        found = {"second derivatives and forward mode are": forward}
+    return [f"{what} the reference's: {why}" for what, why in found.items() if why]
 
 
 def scheduled(problem: Problem, backend: str, device: torch.device) -> list[str]:

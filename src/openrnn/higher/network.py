@@ -11,7 +11,7 @@ from openrnn.backends.base import Backend, Call, Cotangents, Needs, Outputs
 from openrnn.cells import lookup
 from openrnn.dispatch import BACKENDS, Place, place_of
 from openrnn.errors import CellError
-from openrnn.higher import functions, wide
+from openrnn.higher import agreement, functions, wide
 from openrnn.higher.functions import Pass
 from openrnn.higher.tangent import spec_of
 from openrnn.memo import memo
@@ -38,6 +38,7 @@ def refusal(
         steps, batch: T and B, where they are known.
     """
     why = _refusal(backend, problem, _place(problem, device), True)
+    why = why or agreement.refusal(problem.spec, forward=False)
     if why is None and steps is not None and steps < LEAST_STEPS:
         return f"T is {steps}, and kernels are quicker from {LEAST_STEPS} on"
     if why is None and batch is not None:
@@ -49,7 +50,8 @@ def refusal(
 
 def forward_refusal(backend: str, problem: Problem, device: torch.device) -> str | None:
     """Why no kernels run forward mode, or None; whatever T and B: kernels won wherever measured."""
-    return _refusal(backend, problem, _place(problem, device), problem.grad)
+    why = _refusal(backend, problem, _place(problem, device), problem.grad)
+    return why or agreement.refusal(problem.spec, forward=True)
 
 
 def _place(problem: Problem, device: torch.device) -> Place:

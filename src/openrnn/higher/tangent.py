@@ -92,7 +92,7 @@ def _tangent(key: str, summed: frozenset[str], reads: frozenset[str]) -> Tangent
             end = others + len(states)
             return of.step(flat[:count], flat[count:others], flat[others:end], flat[end:], clip)
 
-        return _derivative(step, at, along)
+        return derivative(step, at, along)
 
     def bare(x: object, r: object, s: object, clip: Clip) -> tuple[Tensor, ...]:
         return function(x, r, s, Names((), ()), clip)
@@ -102,7 +102,7 @@ def _tangent(key: str, summed: frozenset[str], reads: frozenset[str]) -> Tangent
     return Tangent(register(function if params else bare), frozenset(apart))
 
 
-def _derivative(
+def derivative(
     step: Callable[..., tuple[Tensor, ...]], at: Sequence[Tensor], along: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """J t for the Jacobian J of a step: the derivative by v of <J^T v, t>, elementwise as J^T v."""
