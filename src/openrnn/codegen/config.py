@@ -31,7 +31,7 @@ def saved_values(cell: Traced) -> int:
 
 
 class FlagBuffer(NamedTuple):
-    """The flag buffer of a grid.
+    """The global memory in which blocks poll for each other's values.
 
     Args:
         shape: (steps, rows, values) in operands.
@@ -54,7 +54,7 @@ class KernelConfig(ABC):
     Args:
         units: H, rounded up to a multiple of 8.
         cluster: blocks that exchange through shared memory; warps: of a block.
-        groups: of 8 units, at most: of a warp, a block or a cluster, see each kind.
+        groups: of 8 units, at most: of a warp, a block or a cluster, see `groups_of`.
         tiles: of 8 batch rows, the N of one product.
         tiles_in_flight: such sets of rows that take turns.
         register_fragments: fragments of R that a warp holds in registers.
@@ -85,6 +85,7 @@ class KernelConfig(ABC):
 
     kind: ClassVar[str]
     skeleton: ClassVar[str]
+    groups_of: ClassVar[str]  # what has `groups`: warp, block or cluster
     clusters = 1  # that have the same rows: in a grid they share R, of a stack each has a layer
     layers = 1  # that one launch runs; more in a stack
     delay = 0  # cycles before a grid's first poll
@@ -205,7 +206,7 @@ class KernelConfig(ABC):
 
 @dataclass(frozen=True)
 class ForwardConfig(KernelConfig):
-    """Forward in a block or cluster, which holds R; `groups`: of a warp.
+    """Forward in a block or cluster, which holds R.
 
     Args:
         save: saves activations for backward.
@@ -217,6 +218,7 @@ class ForwardConfig(KernelConfig):
 
     kind = "forward"
     skeleton = "forward.cuh"
+    groups_of = "warp"
 
     def k_tiles(self, cell: Traced, dtype: str) -> int:
         return ceil_div(self.units, self.k_tile_size(dtype))
@@ -236,10 +238,11 @@ class ForwardConfig(KernelConfig):
 
 @dataclass(frozen=True)
 class BackwardConfig(KernelConfig):
-    """Backward in a block or cluster, which holds R; `groups`: of a block."""
+    """Backward in a block or cluster, which holds R."""
 
     kind = "backward"
     skeleton = "backward.cuh"
+    groups_of = "block"
 
     def k_tiles(self, cell: Traced, dtype: str) -> int:
         return ceil_div(len(cell.gates) * self.groups * 8, self.k_tile_size(dtype))
@@ -258,7 +261,7 @@ class BackwardConfig(KernelConfig):
 
 @dataclass(frozen=True)
 class _GridConfig(KernelConfig):
-    """A grid: clusters share R through L2; `groups`: of a cluster, whose blocks split K.
+    """A grid: clusters share R through L2, and the blocks of a cluster split K.
 
     Args:
         clusters: that share R.
@@ -273,6 +276,8 @@ class _GridConfig(KernelConfig):
     k_warps: int = 1
     delay: int = 0
     streamed_fragments: int = 0
+
+    groups_of = "cluster"
 
     @property
     def as_compiled(self) -> KernelConfig:

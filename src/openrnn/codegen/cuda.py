@@ -20,13 +20,16 @@ from openrnn.codegen.config import (
     saved_names,
 )
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
+from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.codegen.step_config import StepConfig
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
 from openrnn.kernels.cuda.table import Args
 from openrnn.memo import memo
 
+PLAIN_THREADS = 256  # of a block of a kernel that no cell changes
 PERMUTE_TILE = 64  # rows and columns that a block of permute_weights.cuh moves
+NARROWED = 8  # values that a thread of narrow_values.cuh takes
 # what kernels that take sizes as arguments have in place of the constants of a time loop
 _ANY_SIZE = {"CLUSTER": 1, "UNITS": 8, "LOW_REGISTER": False}
 _INFIX = {
@@ -120,6 +123,10 @@ def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
         constants["INPUT_REGISTER_FRAGMENTS"] = config.input_register_fragments(cell, dtype)
         constants["POLLS_GIVEN"] = config.polls(cell, dtype)
         constants["POLLS_IN_FLIGHT"] = config.polls_in_flight(cell, dtype)
+    if isinstance(config, MulticastConfig):
+        memory = config.flag_buffer(cell, 1, config.rows)
+        constants["FLAG_ROWS_GIVEN"] = memory.shape[1]
+        constants["FILLED_ROWS_GIVEN"] = memory.filled
     lines = _head(config.kind, cell, dtype, legend)
     lines += _defined(constants)
     lines += ["#ifndef SPIN_LIMIT\n#define SPIN_LIMIT 0\n#endif"]
@@ -165,10 +172,10 @@ def _cell_constants(cell: Traced, dtype: str) -> dict[str, int]:
 
 def _constants(config: KernelConfig) -> dict[str, int]:
     """The fields of a configuration under their names in `kernels/cuda/`."""
-    return {
-        "GROUPS_EACH" if field.name == "groups" else field.name.upper(): getattr(config, field.name)
-        for field in fields(config)
-    }
+    names = {field.name: field.name.upper() for field in fields(config)}
+    names["groups"] = f"GROUPS_OF_{config.groups_of.upper()}"
+    names.pop("delay", None)  # an argument of the kernel
+    return {constant: getattr(config, name) for name, constant in names.items()}
 
 
 def _numbers(dtype: str) -> dict[str, int]:
@@ -210,7 +217,10 @@ def plain_source(name: str, dtype: str, structs: int = 1) -> str:
     Args:
         structs: of arguments, with blocks for each; not all kernels take several.
     """
-    constants = {**_numbers(dtype), **_ANY_SIZE, "TILE": PERMUTE_TILE, "STRUCTS": structs}
+    constants = {
+        **_numbers(dtype), **_ANY_SIZE, "BLOCK_THREADS": PLAIN_THREADS, "TILE": PERMUTE_TILE,
+        "NARROWED": NARROWED, "STRUCTS": structs,
+    }  # fmt: skip
     return "\n".join([*_defined(constants), _expanded(f"{name}.cuh", PLAIN[name])])
 
 

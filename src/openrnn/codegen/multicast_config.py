@@ -15,7 +15,7 @@ from openrnn.codegen.config import (
 from openrnn.codegen.trace import Traced
 
 CELL_WARPS = 4  # of a set
-_DEPTH = {False: 2, True: 8}  # buffers of published steps, of one layer and in a stack
+_DEPTH = {False: 2, True: 8}  # DEPTH of multicast.cuh: of one layer, and in a stack
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class MulticastConfig(KernelConfig):
     """Loops of large batches: TMA brings the product's operand, once for all blocks of a cluster.
 
     Of a block's 16 warps some warpgroups multiply, each with a part of its K, others compute cells;
-    of four more warps two copy the operand and one publishes it. `groups`: of a cluster, dealt out
-    evenly to its blocks, which own their cells; `tiles_in_flight`: sets of rows that take turns.
+    of four more warps two copy the operand and one publishes it. `groups` are dealt out evenly to
+    the blocks of a cluster, which own their cells; `tiles_in_flight`: sets of rows that take turns.
     Operands have 16 bits.
 
     Args:
@@ -42,6 +42,7 @@ class MulticastConfig(KernelConfig):
     k_warps: int = 2
 
     operand: ClassVar[str]  # what the product reads, in words
+    groups_of = "cluster"
     y_flags = False
     k_parts = 1  # blocks that share K; more in backward
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from openrnn.backends.fused import kernels
+from openrnn.codegen.cuda import NARROWED
 from openrnn.kernels.cuda.args import CopyRowsArgs, NarrowValuesArgs
 from openrnn.memory import allocator_for
 from openrnn.native.recording import CURRENT
@@ -17,7 +18,6 @@ ALIGNMENT = 16  # bytes that kernels copy at a time
 # several at a time. While a program is recorded our kernel is always used: a program cannot contain
 # torch's kernels.
 MOST_BY_VALUE = 1 << 22
-NARROWED = 8  # values of a thread of narrow_values.cuh
 
 
 def aligned(tensor: Tensor) -> bool:

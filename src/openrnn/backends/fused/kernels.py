@@ -296,9 +296,10 @@ def plain_binary(name: str, dtype: str, arch: str, structs: int = 1) -> nvrtc.Bi
 
 @resource
 def plain(name: str, dtype: str, device: int, structs: int = 1) -> nvrtc.CudaKernel:
-    """A plain kernel, loaded on a device; its blocks have 256 threads."""
+    """A plain kernel, loaded on a device."""
     arch = nvrtc.arch_of(torch.cuda.get_device_capability(device))
-    return nvrtc.loaded(plain_binary(name, dtype, arch, structs), 1, 256, 0, device)
+    made = plain_binary(name, dtype, arch, structs)
+    return nvrtc.loaded(made, 1, cuda.PLAIN_THREADS, 0, device)
 
 
 def launch_several(

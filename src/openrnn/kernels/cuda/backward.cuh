@@ -1,6 +1,6 @@
 // The backward time loop of one layer and direction in blocks or clusters that each own all of R.
 //
-// A block owns BLOCK_GROUPS groups of 8 units: their cells, and the columns of R^T that multiply
+// A block owns GROUPS_OF_BLOCK groups of 8 units: their cells, and the columns of R^T that multiply
 // their gate gradients. A slot is one of its groups in one tile of 8 rows. A step computes the gate
 // gradients of the block's cells; they go to memory and, through shared memory, into the block's
 // product, which is its share of dh of all units. A unit's owner adds the shares of all blocks, by
@@ -13,16 +13,15 @@
 #include "backward_cell.cuh"
 #include "resets.cuh"
 
-constexpr int BLOCK_GROUPS = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;  // of loop warps
 constexpr bool STACK = LAYERS > 1;
 constexpr int BLOCK_THREADS = (STACK ? 2 : 1) * THREADS;  // in a stack also of input warps
 constexpr int ROWS = TILES * 8;
-constexpr int OWN = BLOCK_GROUPS * 8;                              // units of a block
+constexpr int OWN = GROUPS_OF_BLOCK * 8;                              // units of a block
 constexpr int K_TILES = (GATES * OWN + K_TILE - 1) / K_TILE;
 constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;   // of 16 units, a warp
-constexpr int SLOTS = (BLOCK_GROUPS * TILES + WARPS - 1) / WARPS;  // of a warp
+constexpr int SLOTS = (GROUPS_OF_BLOCK * TILES + WARPS - 1) / WARPS;  // of a warp
 
 // Whether gate gradients go to memory, and into sums, only after a step's shares of dh were sent:
 // faster where a warp sends little, as where its product is small.
@@ -30,7 +29,7 @@ constexpr bool LATE = SHORT && SLOTS * TILES_IN_FLIGHT == 1 && K_TILES * MMA_ROW
 
 constexpr int DY_BYTES = 64 * SIZE;                                // dy of a slot
 constexpr int OPERAND_BYTES = K_TILES * TILES * 512;               // gate gradients of a turn
-constexpr int SHARE_BYTES = TILES * BLOCK_GROUPS * 256;            // dh from one block
+constexpr int SHARE_BYTES = TILES * GROUPS_OF_BLOCK * 256;            // dh from one block
 constexpr int SHARES_BYTES = CLUSTER * SHARE_BYTES;                // and from all: one buffer
 
 namespace own {  // a stack has another product, of other sizes
@@ -41,7 +40,7 @@ using namespace own;
 // In a stack: W_ih of the layer above, transposed. Rows are the block's units, K all gates of a
 // row; of that each input warp has a part.
 constexpr int ABOVE_TILES = ((GATES * UNITS + K_TILE - 1) / K_TILE + WARPS - 1) / WARPS;
-constexpr int ABOVE_ROWS = (BLOCK_GROUPS + 1) / 2;  // of 16 units
+constexpr int ABOVE_ROWS = (GROUPS_OF_BLOCK + 1) / 2;  // of 16 units
 constexpr int ABOVE_FRAGMENTS = ABOVE_TILES * ABOVE_ROWS;
 
 // shared memory, in bytes: mbarriers, numbers of rows, gate gradients, in a stack those of the

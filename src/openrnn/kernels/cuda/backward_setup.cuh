@@ -184,7 +184,7 @@ INLINE void find_offsets(const Place& here, uint32 mbarriers, int (&own_shares)[
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
-        own_shares[s] = pin((slot.tile * BLOCK_GROUPS + slot.group) * 256 +
+        own_shares[s] = pin((slot.tile * GROUPS_OF_BLOCK + slot.group) * 256 +
                             here.group_of_lane * 32 + here.thread_in_group * 8);
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
@@ -201,7 +201,7 @@ INLINE void find_offsets(const Place& here, uint32 mbarriers, int (&own_shares)[
         for (int half = 0; half < 2; ++half) {
             const int group = min((here.warp * MMA_ROWS + m) * 2 + half, GROUPS - 1);
             const int owner = owner_of(group), its = group - first_group_of(owner);
-            share_at[m][half] = pin(AT_SHARES + (here.block * TILES * BLOCK_GROUPS + its) * 256 +
+            share_at[m][half] = pin(AT_SHARES + (here.block * TILES * GROUPS_OF_BLOCK + its) * 256 +
                                     here.group_of_lane * 32 + here.thread_in_group * 8);
 #if CLUSTER > 1
             owners[m][half] = pin(remote(mbarriers, owner));

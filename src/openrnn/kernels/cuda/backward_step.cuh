@@ -128,7 +128,7 @@ INLINE void send_shares(const Place& here, const Sums& sums, const int (&share_a
                 const float low = chained(sums, m, n, half * 2);
                 const float high = chained(sums, m, n, half * 2 + 1);
                 const int buffer = write_buffer + f * (2 * SHARES_BYTES);
-                const int there = share_at[m][half] + buffer + n * (BLOCK_GROUPS * 256);
+                const int there = share_at[m][half] + buffer + n * (GROUPS_OF_BLOCK * 256);
 #if CLUSTER > 1
                 store_async(owners[m][half] + there, low, high,
                             owners[m][half] + f * 16 + write_mbarrier);

@@ -7,11 +7,11 @@
 //   backward reads), PLANES (gate gradients of a unit), SUMMED (bit g: the cell reads only the sum
 //   of both sides of gate g), SCALED (bit g: that sum is computed halved).
 // Of the tiles (codegen/config.py):  UNITS (H, rounded up to 8), CLUSTER blocks of a cluster, WARPS
-//   of a block, GROUPS_EACH (of 8 units, at most; of a warp in forward.cuh, of a block in
-//   backward.cuh, of a cluster in grids), TILES of 8 rows in one product, TILES_IN_FLIGHT such
-//   products that take turns, REGISTER_FRAGMENTS of R in registers, STAGES of the ring buffer of
-//   inputs, BUFFERS of the operand that TMA brings, WGMMA, LOW_REGISTER (hold fewer addresses, load
-//   R a little at a time).
+//   of a block, groups of 8 units, at most (GROUPS_OF_WARP in forward.cuh, GROUPS_OF_BLOCK in
+//   backward.cuh, GROUPS_OF_CLUSTER in grids and with multicast), TILES of 8 rows in one product,
+//   TILES_IN_FLIGHT such products that take turns, REGISTER_FRAGMENTS of R in registers, STAGES of
+//   the ring buffer of inputs, BUFFERS of the operand that TMA brings, WGMMA, LOW_REGISTER (hold
+//   fewer addresses, load R a little at a time).
 // Of the call:  LENGTHS, RESET, ALL_STATES (they are returned), RESET_STATE (states after a reset
 //   are given), SAVE (forward saves activations), PADDED (H is not a multiple of 8).
 

@@ -1,9 +1,9 @@
 // The forward time loop of one layer and direction in blocks or clusters that each own all of R.
 //
 // A cluster has TILES_IN_FLIGHT tiles of TILES * 8 rows of the batch. Its R stays in registers, and
-// in shared memory where those are full. A warp owns PER_WARP groups of 8 units, all gates of each:
-// an mma has 16 rows, 8 of one gate and 8 of the next, so that a lane's sums are all gates of unit
-// lane / 4 in rows 2 * (lane % 4) and the next, and the cell needs no other lane.
+// in shared memory where those are full. A warp owns GROUPS_OF_WARP groups of 8 units, all gates of
+// each: an mma has 16 rows, 8 of one gate and 8 of the next, so that a lane's sums are all gates of
+// unit lane / 4 in rows 2 * (lane % 4) and the next, and the cell needs no other lane.
 //
 // A step waits at an mbarrier for h, multiplies, applies the cell, and stores h into every block's
 // other buffer of h. Nothing else synchronises: a warp that sends h of step t + 1 has received all
@@ -16,18 +16,17 @@
 #include "saved.cuh"
 #include "resets.cuh"
 
-constexpr int PER_WARP = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;  // of loop warps
 constexpr bool STACK = LAYERS > 1;
 constexpr int BLOCK_THREADS = (STACK ? 2 : 1) * THREADS;  // in a stack also of input warps
-constexpr int BLOCK_GROUPS = WARPS * PER_WARP;
-constexpr int MMA_ROWS = (PER_WARP * GATES + 1) / 2;
+constexpr int GROUPS_OF_BLOCK = WARPS * GROUPS_OF_WARP;
+constexpr int MMA_ROWS = (GROUPS_OF_WARP * GATES + 1) / 2;
 constexpr int K_TILES = (UNITS + K_TILE - 1) / K_TILE;
 constexpr int HIDDEN_BYTES = K_TILES * TILES * 512;  // a buffer of h
 constexpr int ROWS = TILES * 8;
 constexpr int GATE_BYTES = 64 * SIZE;                // inputs of one gate of a group in a tile
-constexpr int INPUT_BYTES = PER_WARP * TILES * SLOT_BYTES;  // of a warp, a step
+constexpr int INPUT_BYTES = GROUPS_OF_WARP * TILES * SLOT_BYTES;  // of a warp, a step
 constexpr int COPIES = (INPUT_BYTES / 16 + 31) / 32;
 constexpr int ENTRY_BYTES = INPUT_BYTES + TILES * RESET_BYTES;
 constexpr int MESSAGE_BYTES = UNITS * sizeof(operand_t) * ROWS;  // h that a block receives a step
@@ -50,12 +49,12 @@ constexpr int AT_WEIGHTS = AT_RING + WARPS * RING_BYTES;
 constexpr int AT_INPUT_WEIGHTS = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 constexpr int SHARED_BYTES = AT_INPUT_WEIGHTS + (STACK ? WARPS * MATRIX_BYTES : 0);
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared memory otherwise");
-static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * PER_WARP,
+static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * GROUPS_OF_WARP,
               "a warpgroup without any units would wait for nobody, and miss a message");
 
 // A warp without units sends nothing, so nobody would wait for it to see each message: it leaves.
 // Where the other warps of its warpgroup multiply with it, they wait for it instead.
-constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * BLOCK_GROUPS;
+constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * GROUPS_OF_BLOCK;
 
 constexpr int SENDS = (CLUSTER + CHUNK_LANES - 1) / CHUNK_LANES;  // blocks that a lane sends h to
 
@@ -120,9 +119,9 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
     // offsets computed once: with few rows a step takes as long as its instructions
     const int operand = pin(operand_start(here.thread_in_group, here.group_of_lane));
     const int fragment = pin_if_room(ring_at + fragment_offset(here.lane));
-    int write_at[PER_WARP];
+    int write_at[GROUPS_OF_WARP];
     #pragma unroll
-    for (int j = 0; j < PER_WARP; ++j) write_at[j] = hidden_sum(here, j);
+    for (int j = 0; j < GROUPS_OF_WARP; ++j) write_at[j] = hidden_sum(here, j);
     uint32 peers[SENDS];
     begin_exchange(here, mbarriers, peers);
 
@@ -140,9 +139,9 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
             __syncwarp();
             ring_barriers.await_inputs(i);
             Sums sums = {};
-            float given[PER_WARP][TILES][GATES][2];  // input side of the gates
-            load_fragments<PER_WARP * TILES * GATES>(shared + fragment + stage + f * ENTRY_BYTES,
-                                                     &given[0][0][0]);
+            float given[GROUPS_OF_WARP][TILES][GATES][2];  // input side of the gates
+            load_fragments<GROUPS_OF_WARP * TILES * GATES>(
+                shared + fragment + stage + f * ENTRY_BYTES, &given[0][0][0]);
             ring_barriers.release(i);
             start_sums(cells, given, sums);
             inputs.copy(args, here, time, ring, resets, i + STAGES - 1, spare, f);
@@ -160,7 +159,7 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
             #pragma unroll
             for (int n = 0; n < TILES; ++n)
                 #pragma unroll
-                for (int j = 0; j < PER_WARP; ++j)
+                for (int j = 0; j < GROUPS_OF_WARP; ++j)
                     step_group(args, here, rows, sums, given[j][n], tile[n], bits, own_bit,
                                saved_place.rest, f, j, n, t, i, count, row[f][n], y[f][n], saved,
                                write_at[j], read_at, peers, read_mbarrier, cells);

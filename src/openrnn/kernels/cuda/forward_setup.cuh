@@ -13,7 +13,7 @@ struct Place {
         lane = thread & 31, warp = thread >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
         block = cluster_rank();
-        first_group = first_group_of(block) + warp * PER_WARP;
+        first_group = first_group_of(block) + warp * GROUPS_OF_WARP;
         end_group = first_group_of(block + 1);
         layer = layer_of_block();
         first_row = cluster_of_layer(first_row_of_launch, TILES_IN_FLIGHT * ROWS) *
@@ -38,17 +38,17 @@ INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int
 
 // The cells of a warp: constants of its units and the states of two rows of each.
 struct Cells {
-    UnitConstants units[PER_WARP];
-    float state[TILES_IN_FLIGHT][PER_WARP][TILES][2][STATES];
+    UnitConstants units[GROUPS_OF_WARP];
+    float state[TILES_IN_FLIGHT][GROUPS_OF_WARP][TILES][2][STATES];
 
     INLINE void load(const ForwardArgs& args, const Place& here, const int* rows, int count) {
         #pragma unroll
-        for (int j = 0; j < PER_WARP; ++j)
+        for (int j = 0; j < GROUPS_OF_WARP; ++j)
             units[j].load(args, here.unit(j), here.unit(j) < args.hidden);
         #pragma unroll
         for (int f = 0; f < TILES_IN_FLIGHT; ++f)
             #pragma unroll
-            for (int j = 0; j < PER_WARP; ++j)
+            for (int j = 0; j < GROUPS_OF_WARP; ++j)
                 #pragma unroll
                 for (int n = 0; n < TILES; ++n)
                     #pragma unroll
@@ -90,7 +90,7 @@ struct Inputs {
                 const int b = rows[f * ROWS + n * 8 + line];
                 const int group = here.first_group + j;
                 steps[f][copy] =
-                    b >= 0 && j < PER_WARP && group < here.end_group ? time.count : 0;
+                    b >= 0 && j < GROUPS_OF_WARP && group < here.end_group ? time.count : 0;
                 source[f][copy] = steps[f][copy]
                     ? advanced(args.x, time.moved * args.x_step_bytes) + b * args.x_row +
                           gate * args.x_gate + group * 8 + unit
@@ -182,7 +182,7 @@ INLINE void load_weights(const ForwardArgs& args, const storage_t* weights, cons
         const int j = number / GATES, group = here.first_group + j;
         const int k = s * K_TILE + here.thread_in_group * CHUNK_K;
         uint4 found = {};
-        if (j < PER_WARP && group < here.end_group && k < UNITS)
+        if (j < GROUPS_OF_WARP && group < here.end_group && k < UNITS)
             found = chunk_of<HALVES>(weights, number % GATES, group * 8 + here.group_of_lane, k,
                                      args.hidden);
         return found;

@@ -14,10 +14,10 @@ INLINE void wait_for_hidden(const Place& here, uint32 mbarrier, uint32 phase) {
 }
 
 // Sums begin with what is known before h is: inputs and biases.
-INLINE void start_sums(const Cells& cells, const float (&given)[PER_WARP][TILES][GATES][2],
+INLINE void start_sums(const Cells& cells, const float (&given)[GROUPS_OF_WARP][TILES][GATES][2],
                        Sums& sums) {
     #pragma unroll
-    for (int j = 0; j < PER_WARP; ++j)
+    for (int j = 0; j < GROUPS_OF_WARP; ++j)
         #pragma unroll
         for (int n = 0; n < TILES; ++n)
             #pragma unroll
@@ -99,7 +99,7 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
     const Pair pair = transposed(hidden[0], hidden[1]);
     const Message message = rounded(next_hidden(args, pair, hidden[0], hidden[1], tile.resets,
                                                 row, here.pair_unit(j)));
-    const bool owned = GROUPS == CLUSTER * BLOCK_GROUPS || here.first_group + j < here.end_group;
+    const bool owned = GROUPS == CLUSTER * GROUPS_OF_BLOCK || here.first_group + j < here.end_group;
     const int there = write_at - read_at + f * (2 * HIDDEN_BYTES) + n * 128;
 #if CLUSTER > 1
     const uint4 chunk = gathered(message);
@@ -120,7 +120,7 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
 INLINE void reset_tile(const ForwardArgs& args, const Place& here, const int* rows, uint32 reset,
                        const RowBits& bits, int f, int n, Cells& cells) {
     #pragma unroll
-    for (int j = 0; j < PER_WARP; ++j)
+    for (int j = 0; j < GROUPS_OF_WARP; ++j)
         reset_cells(cells.state[f][j][n], reset, bits.pair, args.reset_state,
                     rows + here.pair_rows(f, n), here.unit(j), args.hidden);
 }
@@ -147,13 +147,13 @@ INLINE void finish(const ForwardArgs& args, const Time& time, const int* rows,
     const int thread = reread_thread();
     const int group_of_lane = thread % 32 / 4, thread_in_group = thread % 4;
     const int block = cluster_rank();
-    const int first_group = first_group_of(block) + thread / 32 * PER_WARP;
+    const int first_group = first_group_of(block) + thread / 32 * GROUPS_OF_WARP;
     const int end_group = first_group_of(block + 1);
     const int64 cells_each = reread(args.batch) * args.hidden;
     #pragma unroll
     for (int f = 0; f < TILES_IN_FLIGHT; ++f)
         #pragma unroll
-        for (int at = 0; at < PER_WARP * TILES; ++at) {
+        for (int at = 0; at < GROUPS_OF_WARP * TILES; ++at) {
             const int j = at / TILES, n = at % TILES, group = first_group + j;
             if (group >= end_group) continue;
             if (LENGTHS && row[f][n] >= 0)

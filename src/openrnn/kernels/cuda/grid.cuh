@@ -15,7 +15,6 @@
 #include "saved.cuh"
 #include "resets.cuh"
 
-constexpr int CLUSTER_GROUPS = GROUPS_EACH;
 constexpr int GROUPS = UNITS / 8;
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
@@ -23,8 +22,8 @@ constexpr int SHARES = CLUSTER * K_WARPS;  // of a sum: K is split over blocks a
 constexpr int K_TILES = ((K + K_TILE - 1) / K_TILE + SHARES - 1) / SHARES;  // of a warp
 constexpr int CHUNKS = K_TILES * K_WARPS * 4;  // of a block: 16 bytes of K each
 constexpr int M_WARPS = WARPS / K_WARPS;
-constexpr int MMA_ROWS = ((CLUSTER_GROUPS * SUMS + 1) / 2 + M_WARPS - 1) / M_WARPS;
-constexpr int OWN_SLOTS = (CLUSTER_GROUPS * TILES + CLUSTER - 1) / CLUSTER;  // of a block
+constexpr int MMA_ROWS = ((GROUPS_OF_CLUSTER * SUMS + 1) / 2 + M_WARPS - 1) / M_WARPS;
+constexpr int OWN_SLOTS = (GROUPS_OF_CLUSTER * TILES + CLUSTER - 1) / CLUSTER;  // of a block
 constexpr int SLOTS = (OWN_SLOTS + WARPS - 1) / WARPS;                       // of a warp
 constexpr int OPERAND_BYTES = K_TILES * K_WARPS * TILES * 512;
 constexpr int SHARES_BYTES = OWN_SLOTS * SHARES * SUMS * 256;

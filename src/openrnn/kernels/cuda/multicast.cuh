@@ -3,9 +3,9 @@
 // blocks of a cluster; wgmma multiplies it there.
 //
 // BLOCKS blocks share R; they must all run at once: the launch is cooperative. A block owns the
-// cells of BLOCK_GROUPS groups of 8 units, in SETS sets of rows that take turns: while the operand
-// of one set is in flight, the block computes another. K_PARTS blocks compute the sums of the
-// SUM_GROUPS groups that they own together, each over its part of K.
+// cells of GROUPS_OF_BLOCK groups of 8 units, in SETS sets of rows that take turns: while the
+// operand of one set is in flight, the block computes another. K_PARTS blocks compute the sums of
+// the SUM_GROUPS groups that they own together, each over its part of K.
 //
 // With LAYERS > 1 one launch runs all layers of a stack: BLOCKS blocks for each, a step behind the
 // layer below (in backward, above). The first half of K is then that layer's: its h of the same
@@ -30,9 +30,9 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int SETS = TILES_IN_FLIGHT;
 constexpr int SET_ROWS = TILES * 8;
 constexpr int ROWS = SETS * SET_ROWS;
-constexpr int BLOCK_GROUPS = GROUPS_EACH / CLUSTER;
-constexpr int SUM_GROUPS = BLOCK_GROUPS * K_PARTS;
-constexpr int BLOCKS = GROUPS / BLOCK_GROUPS;
+constexpr int GROUPS_OF_BLOCK = GROUPS_OF_CLUSTER / CLUSTER;
+constexpr int SUM_GROUPS = GROUPS_OF_BLOCK * K_PARTS;
+constexpr int BLOCKS = GROUPS / GROUPS_OF_BLOCK;
 constexpr int HALVES = 2;  // of a block's K, each copied by a thread
 constexpr bool STACK = LAYERS > 1;
 constexpr int OTHER = 0, OWN = 1;  // STACK: whose operand a half of K multiplies
@@ -49,8 +49,8 @@ constexpr int HALF_TILES = K / K_TILE / HALVES / K_PARTS;  // of K
 constexpr int K_TILES = HALF_TILES * HALVES / K_WARPS;
 constexpr int MMA_ROWS = (SUM_GROUPS * SUMS + 7) / 8;  // of a warp
 // slots of a warp for cells: some groups, of each some tiles
-constexpr int GROUPS_OF_WARP = (BLOCK_GROUPS + CELL_WARPS - 1) / CELL_WARPS;
-constexpr int WARPS_OF_GROUP = BLOCK_GROUPS < CELL_WARPS ? CELL_WARPS / BLOCK_GROUPS : 1;
+constexpr int GROUPS_OF_WARP = (GROUPS_OF_BLOCK + CELL_WARPS - 1) / CELL_WARPS;
+constexpr int WARPS_OF_GROUP = GROUPS_OF_BLOCK < CELL_WARPS ? CELL_WARPS / GROUPS_OF_BLOCK : 1;
 constexpr int TILES_OF_WARP = (TILES + WARPS_OF_GROUP - 1) / WARPS_OF_GROUP;
 constexpr int SLOTS = GROUPS_OF_WARP * TILES_OF_WARP;
 #include "product.cuh"
@@ -86,7 +86,7 @@ static_assert(WARPS == 16, "four warpgroups: of products, of cells, and one for 
 static_assert(SETS > 1, "while one set's operand is on its way another one is computed");
 static_assert(BUFFERS <= 2, "EMPTY tells of even and of odd turns");
 static_assert(SETS % CELL_GROUPS == 0, "a warpgroup for cells has all even or all odd turns");
-static_assert(CELL_WARPS % BLOCK_GROUPS == 0 || BLOCK_GROUPS % CELL_WARPS == 0,
+static_assert(CELL_WARPS % GROUPS_OF_BLOCK == 0 || GROUPS_OF_BLOCK % CELL_WARPS == 0,
               "all warps have as many groups");
 static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS * LAYERS, "clusters share R evenly");
 static_assert(!STACK || !RESET, "layers of a stack read h, not what a reset leaves of it");
@@ -118,7 +118,7 @@ struct Place {
         layer = blockIdx.x / BLOCKS % LAYERS;
         block = cluster / K_PARTS * (CLUSTER * K_PARTS) + number % CLUSTER * K_PARTS +
                 cluster % K_PARTS;
-        first_group = block * BLOCK_GROUPS;
+        first_group = block * GROUPS_OF_BLOCK;
         first_row = first_row_of_launch + int64(blockIdx.x / (BLOCKS * LAYERS)) * ROWS;
     }
     INLINE int part_of_k() const { return block % K_PARTS; }

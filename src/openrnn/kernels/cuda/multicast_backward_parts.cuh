@@ -44,7 +44,7 @@ INLINE unsigned char* message_place(const Place& here, unsigned char* messages, 
 INLINE float2 sums_of(const Place& here, int away, int s, int turn) {
     const Slot slot = here.slot(s);
     if (!slot.owned) return {};
-    const int group = (here.part_of_k() + away) * BLOCK_GROUPS + slot.group;
+    const int group = (here.part_of_k() + away) * GROUPS_OF_BLOCK + slot.group;
     const unsigned char* const shares = shares_of(here, group, slot.tile, turn);
     float2 sums = *reinterpret_cast<const float2*>(shares);
     if (K_WARPS > 1) {

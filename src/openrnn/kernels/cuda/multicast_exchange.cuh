@@ -17,6 +17,11 @@
 // The flag buffer: counters [LAYERS, sets, SPLITS, 128 bytes], then backward's messages [LAYERS,
 // sets, 2 (of even and of odd steps), BLOCKS, MESSAGES_BYTES], then what is published [LAYERS,
 // sets, DEPTH, SPLITS, SPLIT_BYTES]. Counters and messages are filled with ones.
+// the bytes of ROWS rows: those filled, and all
+constexpr int FILLED_BYTES = LAYERS * SETS * (COUNTER_BYTES + 2 * BLOCKS * MESSAGES_BYTES);
+constexpr int FLAG_BYTES = FILLED_BYTES + LAYERS * SETS * DEPTH * STEP_BYTES;
+static_assert(FILLED_BYTES == FILLED_ROWS_GIVEN * 128 && FLAG_BYTES == FLAG_ROWS_GIVEN * 128,
+              "codegen/multicast_config.py counts the flag buffer otherwise");
 struct Exchange {
     unsigned char* counters;  // of the block's layer and first set
     unsigned char* messages;  // to the block, in the same set

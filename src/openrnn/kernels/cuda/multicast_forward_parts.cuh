@@ -8,10 +8,10 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
         const int number = m_warp * MMA_ROWS * 2 + which;
         const int group = number / GATES, gate = number % GATES;
         const bool other = STACK && half_of_k == OTHER;
-        if (group >= BLOCK_GROUPS || (other && !has_layer(here, SOURCE)))
+        if (group >= GROUPS_OF_BLOCK || (other && !has_layer(here, SOURCE)))
             return make_uint4(0, 0, 0, 0);
         return chunk_of(other ? args.w_ih : args.weight, gate,
-                        (here.block * BLOCK_GROUPS + group) * 8 + here.group_of_lane,
+                        (here.block * GROUPS_OF_BLOCK + group) * 8 + here.group_of_lane,
                         ((STACK ? 0 : half_of_k * K_TILES) + k_tile) * K_TILE +
                             here.thread_in_group * CHUNK_K,
                         args.hidden);

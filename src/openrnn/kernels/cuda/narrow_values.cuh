@@ -2,12 +2,12 @@
 
 #include "device.cuh"
 
-constexpr int EACH = 8;  // values of a thread
+static_assert(NARROWED == 8, "a thread's values, two float4 and one uint4");
 
 extern "C" __global__ void narrow_values(const __grid_constant__ NarrowValuesArgs args) {
-    const int64 first = (int64(blockIdx.x) * blockDim.x + threadIdx.x) * EACH;
+    const int64 first = (int64(blockIdx.x) * blockDim.x + threadIdx.x) * NARROWED;
 #if NARROW
-    if (first + EACH <= args.count) {
+    if (first + NARROWED <= args.count) {
         const float4 low = *reinterpret_cast<const float4*>(args.x + first);
         const float4 high = *reinterpret_cast<const float4*>(args.x + first + 4);
         *reinterpret_cast<uint4*>(args.out + first) =
@@ -16,5 +16,6 @@ extern "C" __global__ void narrow_values(const __grid_constant__ NarrowValuesArg
         return;
     }
 #endif
-    for (int64 i = first; i < min(first + EACH, args.count); ++i) args.out[i] = narrow(args.x[i]);
+    for (int64 i = first; i < min(first + NARROWED, args.count); ++i)
+        args.out[i] = narrow(args.x[i]);
 }

@@ -2,10 +2,11 @@
 
 #include "device.cuh"
 
-constexpr int LINES = 256 / TILE;  // of TILE values that 256 threads move at a time, one each
-static_assert(256 % TILE == 0 && TILE % LINES == 0, "a block moves whole rows, and all of them");
+constexpr int LINES = BLOCK_THREADS / TILE;  // of TILE values that a block moves, one a thread
+static_assert(BLOCK_THREADS % TILE == 0 && TILE % LINES == 0,
+              "a block moves whole rows, and all of them");
 constexpr int PIECE = 16 / SIZE, PIECES = TILE / PIECE;  // values of 16 bytes, of those in a line
-constexpr int LINES_OF_PIECES = 256 / PIECES;            // that 256 threads move, 16 bytes each
+constexpr int LINES_OF_PIECES = BLOCK_THREADS / PIECES;  // that a block moves, a piece a thread
 static_assert(TILE % LINES_OF_PIECES == 0, "a block moves all lines of a tile");
 static_assert((PIECES & PIECES - 1) == 0, "place_of swaps pieces by bits of their numbers");
 

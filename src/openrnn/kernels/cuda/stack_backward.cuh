@@ -40,7 +40,7 @@ INLINE float2* share_of(const Place& here, int warp, int group, int tile) {
 // A warp's share of dy of all of the block's units.
 INLINE void store_shares(const Place& here, const Sums& sums) {
     #pragma unroll
-    for (int group = 0; group < BLOCK_GROUPS; ++group)
+    for (int group = 0; group < GROUPS_OF_BLOCK; ++group)
         #pragma unroll
         for (int n = 0; n < TILES; ++n)
             *share_of(here, here.warp, group, n) =

@@ -38,7 +38,7 @@ INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const in
         product(sums, matrix, others, hidden + operand);
         ring_barriers.await_stage(i);
         #pragma unroll
-        for (int half = 0; half < PER_WARP * GATES; ++half)
+        for (int half = 0; half < GROUPS_OF_WARP * GATES; ++half)
             #pragma unroll
             for (int n = 0; n < TILES; ++n) {
                 const int place = ((half / GATES * TILES + n) * GATES + half % GATES) * GATE_BYTES;

@@ -12,7 +12,7 @@
 
 constexpr int PARTS = MMA_ROWS * TILES;    // of a warp's sums, four a lane
 static_assert(WARPS * PARTS * 32 * sizeof(float4) == SHARED_GIVEN,
-              "codegen/config.py counts shared memory otherwise");
+              "codegen/step_config.py counts shared memory otherwise");
 // K tiles whose operands a lane loads before it multiplies: as many as registers hold
 constexpr int MOST = (WARPS > 8 ? 64 : 80) / (MMA_ROWS * 8 + TILES * 4);
 constexpr int DEPTH = MOST < 1 ? 1 : MOST > 4 ? 4 : MOST;
