@@ -88,7 +88,7 @@ struct Inputs {
                      const int* tile_rows, const Slot& slot, int f, int s) {
         const int group = here.first_group + slot.group;
         // a lane copies 16 bytes of dy: [row, 8 units]
-        const int line = here.lane * CHUNK / 8, unit = group * 8 + here.lane * CHUNK % 8;
+        const int line = here.lane * PIECE / 8, unit = group * 8 + here.lane * PIECE % 8;
         const int b = slot.owned && here.lane * 16 < DY_BYTES ? tile_rows[line] : -1;
         has_dy[f][s] = args.dy && b >= 0;
         dy[f][s] = has_dy[f][s]
@@ -144,8 +144,8 @@ INLINE storage_t* first_gates(const BackwardArgs& args, const Place& here, const
 // Offset of a lane's gate gradients of a slot in the operand of the block's product.
 INLINE int gates_offset(const Place& here, const Slot& slot, int gate) {
     const int k = gate * OWN + slot.group * 8 + here.thread_in_group * 2;
-    return AT_GATES + operand_offset(k / CHUNK_K, slot.tile, here.group_of_lane) +
-           k % CHUNK_K * sizeof(operand_t);
+    return AT_GATES + operand_offset(k / PIECE_K, slot.tile, here.group_of_lane) +
+           k % PIECE_K * sizeof(operand_t);
 }
 
 // What a lane stores of its slots, where their rows end, and where their inputs come from.
@@ -190,9 +190,9 @@ INLINE void find_offsets(const Place& here, uint32 mbarriers, int (&own_shares)[
         for (int gate = 0; gate < GATES; ++gate) {
             const int offset = gates_offset(here, slot, gate);
             // where the swizzle repeats from gate to gate, one address is enough
-            const bool same = OWN / CHUNK_K % 4 == 0 && gate > 0;
+            const bool same = OWN / PIECE_K % 4 == 0 && gate > 0;
             own_gates[s][gate] = same
-                ? own_gates[s][0] + gate * (OWN / CHUNK_K) * CHUNK_BYTES : pin(offset);
+                ? own_gates[s][0] + gate * (OWN / PIECE_K) * PIECE_BYTES : pin(offset);
         }
     }
     #pragma unroll
@@ -214,7 +214,7 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
                          unsigned char* others) {
     load_matrix(matrix, others, [&](int number, int s) {
         const int group = here.warp * MMA_ROWS * 2 + number;
-        const int k = s * K_TILE + here.thread_in_group * CHUNK_K;
+        const int k = s * K_TILE + here.thread_in_group * PIECE_K;
         const int gate = k / OWN, unit = here.first_group * 8 + k % OWN;
         uint4 found = {};
         if (group < GROUPS && gate < GATES && k % OWN < here.groups * 8)

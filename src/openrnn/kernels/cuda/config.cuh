@@ -32,8 +32,9 @@ typedef float operand_t;
 #endif
 
 constexpr int SIZE = sizeof(storage_t);
-constexpr int CHUNK = 16 / SIZE;                 // values of storage in 16 bytes
-constexpr int CHUNK_K = 16 / sizeof(operand_t);  // operands in 16 bytes, along K
-constexpr int K_TILE = 4 * CHUNK_K;              // of K that one 16-byte load a lane feeds: two mma
+// A piece is 16 bytes, what one load or copy takes.
+constexpr int PIECE = 16 / SIZE;                 // values of storage in a piece
+constexpr int PIECE_K = 16 / sizeof(operand_t);  // operands in a piece, along K
+constexpr int K_TILE = 4 * PIECE_K;              // of K that one 16-byte load a lane feeds: two mma
 
 #define INLINE __device__ __forceinline__

@@ -8,10 +8,10 @@ INLINE bool has_first_hidden(const ForwardArgs& args) {
 // 16 bytes of the operand: row b from `unit` on.
 INLINE uint4 first_hidden(const ForwardArgs& args, int count, int64 b, int unit) {
     uint32 words[4] = {};
-    float found[CHUNK_K] = {};
+    float found[PIECE_K] = {};
 #if PADDED
     #pragma unroll
-    for (int i = 0; i < CHUNK_K; ++i)
+    for (int i = 0; i < PIECE_K; ++i)
         if (unit + i < args.hidden)
             found[i] = widen(narrow(first_state_inline(args, count, 0, b, unit + i)));
 #else
@@ -26,7 +26,7 @@ INLINE uint4 first_hidden(const ForwardArgs& args, int count, int64 b, int unit)
     if (!floats) floats = source;
 #endif
     #pragma unroll
-    for (int i = 0; floats && i < CHUNK_K; i += 4) {
+    for (int i = 0; floats && i < PIECE_K; i += 4) {
         const float4 four = *reinterpret_cast<const float4*>(floats + at + i);
         found[i] = four.x, found[i + 1] = four.y, found[i + 2] = four.z, found[i + 3] = four.w;
     }
@@ -43,16 +43,16 @@ INLINE uint4 first_hidden(const ForwardArgs& args, int count, int64 b, int unit)
 
 // The h of all rows from 16 bytes of K to others, into the operand, which is zero so far. Loads of
 // 16 bytes: each takes half a microsecond.
-template <int ROW_COUNT, int CHUNK_COUNT, int THREAD_COUNT, class Target>
+template <int ROW_COUNT, int PIECE_COUNT, int THREAD_COUNT, class Target>
 INLINE void store_first_hidden(const ForwardArgs& args, const int* rows, int count,
-                               int first_chunk, Target target) {
+                               int first_piece, Target target) {
     if (!has_first_hidden(args)) return;
     #pragma unroll 2
-    for (int at = threadIdx.x; at < ROW_COUNT * CHUNK_COUNT; at += THREAD_COUNT) {
-        const int r = at / CHUNK_COUNT, chunk = at % CHUNK_COUNT, b = rows[r];
-        const int unit = (first_chunk + chunk) * CHUNK_K;
+    for (int at = threadIdx.x; at < ROW_COUNT * PIECE_COUNT; at += THREAD_COUNT) {
+        const int r = at / PIECE_COUNT, piece = at % PIECE_COUNT, b = rows[r];
+        const int unit = (first_piece + piece) * PIECE_K;
         if (b >= 0 && unit < args.hidden)
-            *reinterpret_cast<uint4*>(shared + target(r, chunk)) =
+            *reinterpret_cast<uint4*>(shared + target(r, piece)) =
                 first_hidden(args, count, b, unit);
     }
 }

@@ -56,7 +56,7 @@ static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * GROUPS_
 // Where the other warps of its warpgroup multiply with it, they wait for it instead.
 constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * GROUPS_OF_BLOCK;
 
-constexpr int SENDS = (CLUSTER + CHUNK_LANES - 1) / CHUNK_LANES;  // blocks that a lane sends h to
+constexpr int SENDS = (CLUSTER + PIECE_LANES - 1) / PIECE_LANES;  // blocks that a lane sends h to
 
 #include "layers.cuh"
 #include "forward_setup.cuh"
@@ -79,10 +79,10 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
     begin_ring_barriers(mbarriers + AT_RING_BARRIERS);
     open_mbarriers<TILES_IN_FLIGHT * 2, true>(mbarriers, MESSAGE_BYTES);
     const int count = int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps);
-    store_first_hidden<TILES_IN_FLIGHT * ROWS, UNITS / CHUNK_K, BLOCK_THREADS>(
-        args, rows, count, 0, [](int r, int chunk) {
+    store_first_hidden<TILES_IN_FLIGHT * ROWS, UNITS / PIECE_K, BLOCK_THREADS>(
+        args, rows, count, 0, [](int r, int piece) {
             return AT_HIDDEN + r / ROWS * 2 * HIDDEN_BYTES +
-                   operand_offset(chunk, r % ROWS / 8, r % 8);
+                   operand_offset(piece, r % ROWS / 8, r % 8);
         });
 #if LAYERS > 1
     if (threadIdx.x >= THREADS)

@@ -83,10 +83,10 @@ struct Inputs {
         for (int f = 0; f < TILES_IN_FLIGHT; ++f)
             #pragma unroll
             for (int copy = 0; copy < COPIES; ++copy) {
-                const int number = copy * 32 + here.lane, chunks = GATE_BYTES / 16;
-                const int line = number * CHUNK / 8 % 8, unit = number * CHUNK % 8;
-                const int gate = number / chunks % GATES, n = number / chunks / GATES % TILES;
-                const int j = number / chunks / GATES / TILES;
+                const int number = copy * 32 + here.lane, pieces = GATE_BYTES / 16;
+                const int line = number * PIECE / 8 % 8, unit = number * PIECE % 8;
+                const int gate = number / pieces % GATES, n = number / pieces / GATES % TILES;
+                const int j = number / pieces / GATES / TILES;
                 const int b = rows[f * ROWS + n * 8 + line];
                 const int group = here.first_group + j;
                 steps[f][copy] =
@@ -157,17 +157,17 @@ INLINE storage_t* first_saved(const ForwardArgs& args, const Place& here, const 
 // each step, so that the offset to write is this sum less what belongs to the buffer that is read.
 INLINE int hidden_sum(const Place& here, int j) {
     const int group = here.first_group + j;
-    const int chunk = SHORT ? group : group * 2 + (here.thread_in_group >> 1);
-    return pin(2 * AT_HIDDEN + HIDDEN_BYTES + operand_offset(chunk, 0, here.group_of_lane));
+    const int piece = SHORT ? group : group * 2 + (here.thread_in_group >> 1);
+    return pin(2 * AT_HIDDEN + HIDDEN_BYTES + operand_offset(piece, 0, here.group_of_lane));
 }
 
-// The shared memory of the blocks that a lane sends h to, lanes with the same chunk to different
+// The shared memory of the blocks that a lane sends h to, lanes with the same piece to different
 // ones; then all blocks are set up.
 INLINE void begin_exchange(const Place& here, uint32 mbarriers, uint32 (&peers)[SENDS]) {
 #if CLUSTER > 1
     #pragma unroll
     for (int i = 0; i < SENDS; ++i) {
-        const int other = (here.lane % CHUNK_LANES) + i * CHUNK_LANES + here.block;
+        const int other = (here.lane % PIECE_LANES) + i * PIECE_LANES + here.block;
         peers[i] = pin(remote(mbarriers, other % CLUSTER));
     }
 #endif
@@ -180,10 +180,10 @@ INLINE void load_weights(const ForwardArgs& args, const storage_t* weights, cons
                          Matrix& matrix, unsigned char* others) {
     load_matrix(matrix, others, [&](int number, int s) {
         const int j = number / GATES, group = here.first_group + j;
-        const int k = s * K_TILE + here.thread_in_group * CHUNK_K;
+        const int k = s * K_TILE + here.thread_in_group * PIECE_K;
         uint4 found = {};
         if (j < GROUPS_OF_WARP && group < here.end_group && k < UNITS)
-            found = chunk_of<HALVES>(weights, number % GATES, group * 8 + here.group_of_lane, k,
+            found = piece_of<HALVES>(weights, number % GATES, group * 8 + here.group_of_lane, k,
                                      args.hidden);
         return found;
     });

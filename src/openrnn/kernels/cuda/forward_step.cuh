@@ -53,12 +53,12 @@ INLINE void step_cells(const ForwardArgs& args, const Place& here, const int* ro
 
 #if CLUSTER > 1
 // h in 16 bytes to the blocks of `peers`, into the buffer that is not read in this step
-INLINE void send_hidden(const Place& here, const uint32 (&peers)[SENDS], uint4 chunk, int there,
+INLINE void send_hidden(const Place& here, const uint32 (&peers)[SENDS], uint4 piece, int there,
                         int f, int read_mbarrier) {
     #pragma unroll
     for (int p = 0; p < SENDS; ++p)
-        if (CLUSTER % CHUNK_LANES == 0 || here.lane % CHUNK_LANES + p * CHUNK_LANES < CLUSTER)
-            store_async(peers[p] + there, chunk, peers[p] + f * 16 + 8 - read_mbarrier);
+        if (CLUSTER % PIECE_LANES == 0 || here.lane % PIECE_LANES + p * PIECE_LANES < CLUSTER)
+            store_async(peers[p] + there, piece, peers[p] + f * 16 + 8 - read_mbarrier);
 }
 #endif
 
@@ -102,12 +102,12 @@ INLINE void step_group(const ForwardArgs& args, const Place& here, const int* ro
     const bool owned = GROUPS == CLUSTER * GROUPS_OF_BLOCK || here.first_group + j < here.end_group;
     const int there = write_at - read_at + f * (2 * HIDDEN_BYTES) + n * 128;
 #if CLUSTER > 1
-    const uint4 chunk = gathered(message);
-    if (owned && i + 1 < count) send_hidden(here, peers, chunk, there, f, read_mbarrier);
+    const uint4 piece = gathered(message);
+    if (owned && i + 1 < count) send_hidden(here, peers, piece, there, f, read_mbarrier);
 #else
     if (owned)
         store(reinterpret_cast<operand_t*>(shared + there) +
-                  here.thread_in_group % CHUNK_LANES * 2, message);
+                  here.thread_in_group % PIECE_LANES * 2, message);
 #endif
     const bool live = !LENGTHS || tile.live & own_bit;
     const bool has_row = owned && row >= 0;

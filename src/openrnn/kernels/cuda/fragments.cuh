@@ -66,7 +66,7 @@ INLINE uint4 gathered(Message message) {
                       __shfl_sync(~0u, low, 1, 2), __shfl_sync(~0u, high, 1, 2));
 #endif
 }
-[[maybe_unused]] constexpr int CHUNK_LANES = SHORT ? 4 : 2;  // lanes with the same gathered bytes
+[[maybe_unused]] constexpr int PIECE_LANES = SHORT ? 4 : 2;  // lanes with the same gathered bytes
 
 INLINE Pair load_pair(const storage_t* source) {
 #if NARROW

@@ -20,7 +20,7 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = TILES * 8;
 constexpr int SHARES = CLUSTER * K_WARPS;  // of a sum: K is split over blocks and their warps
 constexpr int K_TILES = ((K + K_TILE - 1) / K_TILE + SHARES - 1) / SHARES;  // of a warp
-constexpr int CHUNKS = K_TILES * K_WARPS * 4;  // of a block: 16 bytes of K each
+constexpr int PIECES = K_TILES * K_WARPS * 4;  // of a block: 16 bytes of K each
 constexpr int M_WARPS = WARPS / K_WARPS;
 constexpr int MMA_ROWS = ((GROUPS_OF_CLUSTER * SUMS + 1) / 2 + M_WARPS - 1) / M_WARPS;
 constexpr int OWN_SLOTS = (GROUPS_OF_CLUSTER * TILES + CLUSTER - 1) / CLUSTER;  // of a block
@@ -40,7 +40,7 @@ constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
 constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * ENTRY_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
 // Two buffers of shares are enough: a block that sends again has received what it waits for.
-static_assert((CLUSTER - 1) * CHUNKS * CHUNK_K < K,
+static_assert((CLUSTER - 1) * PIECES * PIECE_K < K,
               "a block without a part of K would wait for nobody");
 static_assert(WARPS % K_WARPS == 0, "each part of K has as many warps");
 static_assert(!WGMMA || M_WARPS % 4 == 0, "a warpgroup multiplies one part of K");
@@ -81,7 +81,7 @@ struct Place {
     INLINE int share_bytes() const {  // that the block receives each step
         return (groups * TILES - block + CLUSTER - 1) / CLUSTER * (SHARES * SUMS * 256);
     }
-    INLINE int first_chunk() const { return block * CHUNKS; }
+    INLINE int first_piece() const { return block * PIECES; }
 };
 
 #include "flag_buffer.cuh"
@@ -96,7 +96,7 @@ constexpr uint32 LATER = 8 * FINE, SOONER = FINE / 2;
 // operand in row 0.
 INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 row_stride,
                   const int* rows, unsigned char* operand) {
-    constexpr int COUNT = (ROWS * CHUNKS + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
+    constexpr int COUNT = (ROWS * PIECES + THREADS - 1) / THREADS, BATCH = COUNT < 8 ? COUNT : 8;
     const uint32 begin = uint32(clock());
     while (uint32(clock()) - begin < wait / FINE) continue;
     #pragma unroll 1
@@ -107,11 +107,11 @@ INLINE void fetch(const Place& here, uint32& wait, const operand_t* from, int64 
         #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             const int number = (done + i) * THREADS + threadIdx.x;
-            const int chunk = number % CHUNKS, r = number / CHUNKS;
+            const int piece = number % PIECES, r = number / PIECES;
             const int b = r < ROWS ? rows[r] : -1;
-            const int at = (here.first_chunk() + chunk) * CHUNK_K;
+            const int at = (here.first_piece() + piece) * PIECE_K;
             source[i] = b >= 0 && at < K ? from + b * row_stride + at : nullptr;
-            place[i] = operand_offset(chunk, r / 8, r % 8);
+            place[i] = operand_offset(piece, r / 8, r % 8);
             found[i] = source[i] ? poll(source[i]) : make_uint4(0, 0, 0, 0);
         }
         const bool early = await_arrival(found, [&](int i) { return poll(source[i]); });
@@ -142,8 +142,8 @@ INLINE void load_part(const Place& here, Matrix& matrix, unsigned char* others,
             for (int h = 0; h < 2; ++h) {
                 const int number = (m_warp * MMA_ROWS + m) * 2 + h;
                 const int group = number / SUMS, which = number % SUMS;
-                const int chunk = (k_warp * K_TILES + s) * 4 + here.thread_in_group;
-                const int k = (here.first_chunk() + chunk) * CHUNK_K;
+                const int piece = (k_warp * K_TILES + s) * 4 + here.thread_in_group;
+                const int k = (here.first_piece() + piece) * PIECE_K;
                 if (group < here.groups && k < K)
                     half[h] = load(here.first_group + group, which, k);
             }
@@ -158,7 +158,7 @@ INLINE void multiply_and_send(const Place& here, const Matrix& matrix, const uns
     if ((WGMMA ? m_warp & ~3 : m_warp) * MMA_ROWS * 2 >= here.groups * SUMS) return;
     Sums sums = {};
     product(sums, matrix, others, streamed,
-            shared + AT_OPERAND + now * OPERAND_BYTES + k_warp * (K_TILES * 4 * CHUNK_BYTES) +
+            shared + AT_OPERAND + now * OPERAND_BYTES + k_warp * (K_TILES * 4 * PIECE_BYTES) +
                 operand_start(here.thread_in_group, here.group_of_lane));
     #pragma unroll
     for (int half = 0; half < 2 * MMA_ROWS; ++half) {  // of 8 units

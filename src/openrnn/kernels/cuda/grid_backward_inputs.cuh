@@ -17,11 +17,11 @@ struct Inputs {
                      const int* tile_rows, const Slot& slot, int s) {
         const int group = here.first_group + slot.group;
         // a lane copies 16 bytes of dy: [row, 8 units]
-        const int line = here.lane * CHUNK / 8;
+        const int line = here.lane * PIECE / 8;
         const int b = slot.owned && here.lane * 16 < DY_BYTES ? tile_rows[line] : -1;
         has_dy[s] = args.dy && b >= 0;
         dy[s] = has_dy[s] ? advanced(args.dy, time.moved * args.dy_step_bytes) + b * args.dy_row +
-                                group * 8 + here.lane * CHUNK % 8
+                                group * 8 + here.lane * PIECE % 8
                           : args.weight;
         const int64 tile = here.first_row / 8 + slot.tile;
         has_saved[s] = slot.owned && tile < tiles;

@@ -22,9 +22,9 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     const uint32 mbarriers = shared_address(shared);
     begin_block(args, here, rows, mbarriers);
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
-    store_first_hidden<ROWS, CHUNKS, THREADS>(  // of this block's part of K
-        args, rows, time.count, here.first_chunk(),
-        [](int r, int chunk) { return AT_OPERAND + operand_offset(chunk, r / 8, r % 8); });
+    store_first_hidden<ROWS, PIECES, THREADS>(  // of this block's part of K
+        args, rows, time.count, here.first_piece(),
+        [](int r, int piece) { return AT_OPERAND + operand_offset(piece, r / 8, r % 8); });
 
     Cells cells;
     int row[SLOTS] = {}, length[SLOTS] = {};  // of the row that a lane stores
@@ -72,7 +72,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     Streamed streamed(args.streamed, int64(blockIdx.x) * WARPS + here.warp, lane);
     load_part(here, matrix, others, streamed, [&](int group, int gate, int k) {
-        return chunk_of(args.weight, gate, group * 8 + group_of_lane, k, args.hidden);
+        return piece_of(args.weight, gate, group * 8 + group_of_lane, k, args.hidden);
     });
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)

@@ -34,12 +34,12 @@ struct Inputs {
             for (int copy = 0; copy < COPIES; ++copy) {
                 const int number = copy * 32 + here.lane, gate = number / (GATE_BYTES / 16);
                 const Slot slot = here.slot(s);
-                const int b = rows[slot.tile * 8 + number * CHUNK / 8 % 8];
+                const int b = rows[slot.tile * 8 + number * PIECE / 8 % 8];
                 taken[s][copy] = b >= 0 && gate < GATES && slot.owned ? 16 : 0;
                 source[s][copy] = taken[s][copy]
                     ? advanced(args.x, time.moved * args.x_step_bytes) + b * args.x_row +
                           gate * args.x_gate + (here.first_group + slot.group) * 8 +
-                          number * CHUNK % 8
+                          number * PIECE % 8
                     : args.x;
             }
     }

@@ -55,12 +55,12 @@ constexpr int TILES_OF_WARP = (TILES + WARPS_OF_GROUP - 1) / WARPS_OF_GROUP;
 constexpr int SLOTS = GROUPS_OF_WARP * TILES_OF_WARP;
 #include "product.cuh"
 
-constexpr int HALF_BYTES = HALF_TILES * 4 * CHUNK_BYTES;  // the operand of a set, one half of K
+constexpr int HALF_BYTES = HALF_TILES * 4 * PIECE_BYTES;  // the operand of a set, one half of K
 // What a layer's blocks publish in a step of a set, in SPLITS that blocks copy: of the units of
 // BLOCKS_OF_SPLIT blocks each, and of each unit PUBLISHED values.
 constexpr int SPLITS = STACK ? K_PARTS : K_PARTS * HALVES;
 constexpr int BLOCKS_OF_SPLIT = BLOCKS / SPLITS;
-constexpr int SPLIT_BYTES = GROUPS / SPLITS * PUBLISHED * CHUNK_BYTES;
+constexpr int SPLIT_BYTES = GROUPS / SPLITS * PUBLISHED * PIECE_BYTES;
 constexpr int STEP_BYTES = SPLITS * SPLIT_BYTES;
 constexpr int COUNTER_BYTES = SPLITS * 128;  // of a set
 // Buffers of published steps. In a stack the other layer reads them too, and may be some steps

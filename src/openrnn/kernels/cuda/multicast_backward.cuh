@@ -31,7 +31,7 @@ constexpr int SOURCE = 1;  // STACK: the layer above gives the gradient of y
 // GATES, those of the input side.
 constexpr int FIRST_PLANE = STACK ? 0 : RIGHT;
 // STACK: where the planes of the recurrent side begin in what is published, in bytes of a split.
-constexpr int FIRST_OWN = STACK ? RIGHT * SPLIT_GROUPS * CHUNK_BYTES : 0;
+constexpr int FIRST_OWN = STACK ? RIGHT * SPLIT_GROUPS * PIECE_BYTES : 0;
 // The first step whose product is needed: in a stack that of the other layer's gate gradients.
 constexpr int FIRST_PRODUCT = STACK ? 0 : 1;
 

@@ -12,12 +12,12 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
         const bool other = STACK && half == OTHER;
         if (group >= SUM_GROUPS || (other && !has_layer(here, SOURCE)))
             return make_uint4(0, 0, 0, 0);
-        const int chunk = tile % HALF_TILES * 4 + here.thread_in_group, part = here.part_of_k();
+        const int piece = tile % HALF_TILES * 4 + here.thread_in_group, part = here.part_of_k();
         const int first = (STACK ? part : part * HALVES + half) * SPLIT_GROUPS;
         const int64 unit = (here.block / K_PARTS * SUM_GROUPS + group) * 8 + here.group_of_lane;
         return *reinterpret_cast<const uint4*>(
             (other ? args.w_above : args.weight) +
-            (unit * GATES + chunk / SPLIT_GROUPS) * UNITS + (first + chunk % SPLIT_GROUPS) * 8);
+            (unit * GATES + piece / SPLIT_GROUPS) * UNITS + (first + piece % SPLIT_GROUPS) * 8);
     });
     share_weights();
 }
@@ -269,8 +269,8 @@ INLINE void step_set(const BackwardArgs& args, const Place& block, const int* bl
         for (int p = 0; p < PLANES; ++p) {
             results.pairs[s][p] = transposed(d_gate[0][p], d_gate[1][p]);
             if (p < FIRST_PLANE) continue;
-            const int chunk = (p - FIRST_PLANE) * SPLIT_GROUPS + group % SPLIT_GROUPS;
-            *reinterpret_cast<uint32*>(operand + operand_offset(chunk, slot.tile,
+            const int piece = (p - FIRST_PLANE) * SPLIT_GROUPS + group % SPLIT_GROUPS;
+            *reinterpret_cast<uint32*>(operand + operand_offset(piece, slot.tile,
                                                                 here.group_of_lane) +
                                        here.thread_in_group * 4) = results.pairs[s][p].bits;
         }

@@ -198,7 +198,7 @@ INLINE void multiply(const Args& args, const Place& here, const Time& time) {
     load_weights(args, here, matrix, others);
     const int first_half = K_WARPS > 1 ? here.warp / 4 : 0;
     const uint32 a = matrix_descriptor(others);
-    const uint32 b = descriptor_low(mbarrier_at(AT_OPERAND) + first_half * HALF_BYTES, CHUNK_BYTES);
+    const uint32 b = descriptor_low(mbarrier_at(AT_OPERAND) + first_half * HALF_BYTES, PIECE_BYTES);
     for (int turn = 0; turn < steps_of_products(time.count) * SETS; ++turn) {
         const int buffer = turn % BUFFERS;
         const uint32 operand = b + buffer * (HALVES * HALF_BYTES / 16);

@@ -10,10 +10,10 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
         const bool other = STACK && half_of_k == OTHER;
         if (group >= GROUPS_OF_BLOCK || (other && !has_layer(here, SOURCE)))
             return make_uint4(0, 0, 0, 0);
-        return chunk_of(other ? args.w_ih : args.weight, gate,
+        return piece_of(other ? args.w_ih : args.weight, gate,
                         (here.block * GROUPS_OF_BLOCK + group) * 8 + here.group_of_lane,
                         ((STACK ? 0 : half_of_k * K_TILES) + k_tile) * K_TILE +
-                            here.thread_in_group * CHUNK_K,
+                            here.thread_in_group * PIECE_K,
                         args.hidden);
     });
     share_weights();
@@ -72,10 +72,10 @@ struct SetCells {
                 const int place = copy * 32 + here.lane, gate = place / (GATE_BYTES / 16);
                 const bool given = !STACK || here.layer == 0;  // else the layer below gives it
                 const int b = slot.owned && gate < GATES && given
-                    ? tile_rows[place * CHUNK / 8 % 8] : -1;
+                    ? tile_rows[place * PIECE / 8 % 8] : -1;
                 source[s][copy] = b < 0 ? -1
                     : b * args.x_row + gate * args.x_gate + here.group(slot) * 8 +
-                          place * CHUNK % 8;
+                          place * PIECE % 8;
             }
         }
         if (time.count > 0) signal_stored(here, set);

@@ -5,7 +5,7 @@
 constexpr int LINES = BLOCK_THREADS / TILE;  // of TILE values that a block moves, one a thread
 static_assert(BLOCK_THREADS % TILE == 0 && TILE % LINES == 0,
               "a block moves whole rows, and all of them");
-constexpr int PIECE = 16 / SIZE, PIECES = TILE / PIECE;  // values of 16 bytes, of those in a line
+constexpr int PIECES = TILE / PIECE;  // of a line
 constexpr int LINES_OF_PIECES = BLOCK_THREADS / PIECES;  // that a block moves, a piece a thread
 static_assert(TILE % LINES_OF_PIECES == 0, "a block moves all lines of a tile");
 static_assert((PIECES & PIECES - 1) == 0, "place_of swaps pieces by bits of their numbers");

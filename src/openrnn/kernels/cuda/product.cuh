@@ -28,7 +28,7 @@ typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 // 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends.
 // In a stack also of W_ih, which is not halved: gates halve what the ring buffer has of it.
 template <bool HALVES = true>
-INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 units) {
+INLINE uint4 piece_of(const storage_t* matrix, int gate, int unit, int k, int64 units) {
     const int64 count = PADDED ? units : UNITS;
     const storage_t* const row = matrix + (gate * count + unit) * count + k;
     uint32 words[4];
@@ -37,9 +37,9 @@ INLINE uint4 chunk_of(const storage_t* matrix, int gate, int unit, int k, int64 
     words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
 #else
 #if PADDED
-    storage_t found[CHUNK_K];
+    storage_t found[PIECE_K];
     #pragma unroll
-    for (int i = 0; i < CHUNK_K; ++i)
+    for (int i = 0; i < PIECE_K; ++i)
         found[i] = unit < units && k + i < units ? row[i] : storage_t(0);
 #else
     const float4 low = reinterpret_cast<const float4*>(row)[0];
@@ -139,12 +139,12 @@ INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
 }
 
 // The operand, B, lies in shared memory as [16 bytes of K, tile, 8 rows, 16 bytes]: 8 rows of a
-// chunk of K are 128 consecutive bytes. Rows are swizzled, so that a warp's reads meet no bank
+// piece of K are 128 consecutive bytes. Rows are swizzled, so that a warp's reads meet no bank
 // twice; wgmma reads them in order, without a swizzle.
-constexpr int CHUNK_BYTES = TILES * 128;  // of all rows of one chunk of K
+constexpr int PIECE_BYTES = TILES * 128;  // of all rows of one piece of K
 
-INLINE int operand_offset(int chunk, int n, int row) {
-    return chunk * CHUNK_BYTES + n * 128 + ((WGMMA ? row : row ^ ((chunk & 3) * 2)) * 16);
+INLINE int operand_offset(int piece, int n, int row) {
+    return piece * PIECE_BYTES + n * 128 + ((WGMMA ? row : row ^ ((piece & 3) * 2)) * 16);
 }
 
 // where a lane's reads of an operand begin: its 16 bytes of the first tile of K in row lane / 4 of
@@ -196,7 +196,7 @@ INLINE void product_of(Sums& sums, const Matrix& matrix, uint32 a, uint32 b) {
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned long long rows =
-                descriptor(b + (s * 4 + half * 2) * (CHUNK_BYTES / 16), 128);
+                descriptor(b + (s * 4 + half * 2) * (PIECE_BYTES / 16), 128);
             #pragma unroll
             for (int m = 0; m < MMA_ROWS; ++m) {
                 const int fragment = s * MMA_ROWS + m, other = fragment - REGISTER_FRAGMENTS;
@@ -219,7 +219,7 @@ INLINE uint32 matrix_descriptor(const unsigned char* others) {
 INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* others, Streamed&,
                     const unsigned char* operand) {
     const uint32 a = matrix_descriptor(others);
-    const uint32 b = descriptor_low(shared_address(operand), CHUNK_BYTES);
+    const uint32 b = descriptor_low(shared_address(operand), PIECE_BYTES);
     // the asynchronous proxy is to see what threads and other blocks stored
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     product_of<0, K_TILES>(sums, matrix, a, b);
@@ -232,7 +232,7 @@ INLINE void product(Sums& sums, const Matrix& matrix, const unsigned char* other
         uint4 b[TILES];
         #pragma unroll
         for (int n = 0; n < TILES; ++n)
-            b[n] = *reinterpret_cast<const uint4*>(operand + n * 128 + s * (4 * CHUNK_BYTES));
+            b[n] = *reinterpret_cast<const uint4*>(operand + n * 128 + s * (4 * PIECE_BYTES));
         #pragma unroll
         for (int m = 0; m < MMA_ROWS; ++m) {
             uint4 first, second;

@@ -20,7 +20,7 @@ constexpr int K_TILES = ABOVE_TILES, MMA_ROWS = ABOVE_ROWS;
 INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& matrix,
                          unsigned char* others) {
     load_matrix(matrix, others, [&](int number, int s) {
-        const int k = (here.warp * K_TILES + s) * K_TILE + here.thread_in_group * CHUNK_K;
+        const int k = (here.warp * K_TILES + s) * K_TILE + here.thread_in_group * PIECE_K;
         uint4 found = {};
         if (number < here.groups && k < OPERAND_K)
             found = *reinterpret_cast<const uint4*>(
@@ -60,7 +60,7 @@ INLINE void multiply_inputs(const BackwardArgs& args, const Place& here, const i
     if (!last) above::load_weights(args, here, matrix, others);
     const RingBarriers ring_barriers(here, shared_address(shared) + AT_RING_BARRIERS, true);
     unsigned char* const ring = shared + AT_RING + here.warp * RING_BYTES + here.lane * 2 * SIZE;
-    const int operand = here.warp * (ABOVE_TILES * 4 * CHUNK_BYTES) +
+    const int operand = here.warp * (ABOVE_TILES * 4 * PIECE_BYTES) +
                         operand_start(here.thread_in_group, here.group_of_lane);
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
     const storage_t* const d_gates = upper.d_gates;

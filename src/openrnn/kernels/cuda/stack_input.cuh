@@ -6,31 +6,31 @@
 //
 // OPERAND_K: values of a row of the operand, the first ones of a row in memory.
 
-constexpr int ROW_CHUNKS = OPERAND_K / CHUNK;  // of 16 bytes in memory
-constexpr int POLLS = (ROWS * ROW_CHUNKS + THREADS - 1) / THREADS;  // of a thread, a step
+constexpr int ROW_PIECES = OPERAND_K / PIECE;  // of 16 bytes in memory
+constexpr int POLLS = (ROWS * ROW_PIECES + THREADS - 1) / THREADS;  // of a thread, a step
 constexpr int AHEAD = POLLS <= 4 ? 2 : 1;                           // steps
-static_assert(OPERAND_K % CHUNK == 0, "whole chunks");
+static_assert(OPERAND_K % PIECE == 0, "whole pieces");
 static_assert(POLLS == POLLS_GIVEN, "codegen/cluster_stack_config.py counts polls otherwise");
 static_assert(AHEAD == 1 || POLLS_IN_FLIGHT == POLLS, "two steps ahead in one round each");
 
 // the input warps of a block
 INLINE void input_barrier() { asm volatile("barrier.sync 2, %0;" ::"n"(THREADS) : "memory"); }
 
-// Of a thread's poll number p: the row, and the chunk of 16 bytes in it.
+// Of a thread's poll number p: the row, and the piece of 16 bytes in it.
 struct Polled {
-    int row, chunk;
+    int row, piece;
     INLINE Polled(const Place& here, int p) {
-        if constexpr (ROW_CHUNKS % THREADS == 0) {  // rows are the same for all threads
-            row = p / (ROW_CHUNKS / THREADS);
-            chunk = p % (ROW_CHUNKS / THREADS) * THREADS + here.thread;
+        if constexpr (ROW_PIECES % THREADS == 0) {  // rows are the same for all threads
+            row = p / (ROW_PIECES / THREADS);
+            piece = p % (ROW_PIECES / THREADS) * THREADS + here.thread;
         } else {
-            row = (p * THREADS + here.thread) / ROW_CHUNKS;
-            chunk = (p * THREADS + here.thread) % ROW_CHUNKS;
+            row = (p * THREADS + here.thread) / ROW_PIECES;
+            piece = (p * THREADS + here.thread) % ROW_PIECES;
         }
     }
     INLINE int place() const {  // in the operand
-        const int k = chunk * CHUNK;
-        return operand_offset(k / CHUNK_K, row / 8, row % 8) + k % CHUNK_K * sizeof(operand_t);
+        const int k = piece * PIECE;
+        return operand_offset(k / PIECE_K, row / 8, row % 8) + k % PIECE_K * sizeof(operand_t);
     }
 };
 
@@ -68,7 +68,7 @@ struct Polls {
         for (int p = 0; p < POLLS_IN_FLIGHT; ++p) {
             const Polled polled(here, done + p);
             const int b = polled.row < ROWS ? rows[polled.row] : -1;
-            where[p] = b < 0 ? NOWHERE : uint32(b) * uint32(row_values / CHUNK) + polled.chunk;
+            where[p] = b < 0 ? NOWHERE : uint32(b) * uint32(row_values / PIECE) + polled.piece;
         }
     }
     INLINE uint4 poll_for(int i, uint32 where) const {

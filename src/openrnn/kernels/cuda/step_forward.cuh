@@ -36,7 +36,7 @@ struct Operands {
     int columns, lane_column;      // K; the first column of a K tile that the lane reads
 
     INLINE Operands(const storage_t* weights, int64 units, int64 width, int unit, int lane) {
-        lane_column = (lane & 3) * CHUNK_K, columns = int(width), gate = units * width;
+        lane_column = (lane & 3) * PIECE_K, columns = int(width), gate = units * width;
         matrix = weights + unit * width + lane_column;
     }
 
