@@ -71,17 +71,17 @@ PLACES = {  # where, and what comes there
 # before the operand is copied, before it may be written over, before it is published. In the last
 # three one lane of a warp is alone.
 PRODUCT = "        if (STACK && has_operand(here, first_half, turn, time.count))\n"
-SUMS = "            await_turn(SUMMED_UP, turn);\n"
+SUMS = "            await_turn(AT_SUMMED_UP, turn);\n"
 MULTICAST_PLACES = {
     PRODUCT: f"        LAG(BEFORE_PRODUCT)\n{PRODUCT}",
     SUMS: f"{SUMS}            LAG(AFTER_MESSAGES)\n",
 } | {
     place: f"{lag}\n{place}"
     for place, lag in (
-        ("    await_copies<OWN_SETS - 1>();\n", "LAG(AFTER_MESSAGES)"),
-        ("if (turn >= BUFFERS) await_turn(EMPTY", "LAG_OF_LANE(AFTER_MESSAGES)"),
-        ("        arrive_remote(remote(mbarrier_at(EMPTY", "LAG_OF_LANE(AFTER_MESSAGES)"),
-        ('asm volatile("fence.acq_rel.gpu;\\nred.relaxed', "LAG_OF_LANE(AFTER_MESSAGES)"),
+        ("    await_copies<SETS_OF_WARP - 1>();\n", "LAG(AFTER_MESSAGES)"),
+        ("if (turn >= BUFFERS) await_turn(AT_EMPTY", "LAG_OF_LANE(AFTER_MESSAGES)"),
+        ("        arrive_remote(remote(mbarrier_at(AT_EMPTY", "LAG_OF_LANE(AFTER_MESSAGES)"),
+        ('asm volatile("red.release', "LAG_OF_LANE(AFTER_MESSAGES)"),
     )
 }
 
@@ -89,16 +89,16 @@ MULTICAST_PLACES = {
 # A block says that the operand was read when it is all there: not too early for the next copy to
 # begin, but for what it overwrites. Instead of the warp that awaits the sums one that multiplies
 # does.
-RELEASE = "arrive_remote(remote(mbarrier_at(EMPTY + (turn & 1) * 8), here.lane));\n"
-RELEASED = f"        await_turn(SUMMED_UP, turn);\n        {RELEASE}"
+RELEASE = "arrive_remote(remote(mbarrier_at(AT_EMPTY + (turn & 1) * 8), here.lane));\n"
+RELEASED = f"        await_turn(AT_SUMMED_UP, turn);\n        {RELEASE}"
 CAME = ", ".join(
-    f"mbarrier_wait(mbarrier_at(FULL + (buffer * HALVES + {half}) * 8), turn / BUFFERS & 1)"
+    f"mbarrier_wait(mbarrier_at(AT_FULL + (buffer * HALVES + {half}) * 8), turn / BUFFERS & 1)"
     for half in (0, 1)
 )
 EARLY = f"        if (here.warp == 0 && here.lane < CLUSTER) {RELEASE}"
 TOO_EARLY = {RELEASED: "", PRODUCT: f"        if (here.warp == 0) {CAME};\n{EARLY}{PRODUCT}"}
 # A layer of a stack does not ask how far the one that reads its values is.
-FOLLOWERS = {"            if (half == OWN) await_followers(here, exchange, set, i);\n": ""}
+FOLLOWERS = {"            if (half == OWN_LAYER) await_followers(here, exchange, set, i);\n": ""}
 # In clusters: an input warp fills a stage that its loop warp has yet to read, or multiplies an
 # operand before all of it is there.
 STAGES = {"        if (i >= STAGES) mbarrier_wait(empty(i), i / STAGES - 1 & 1);\n": ""}
@@ -386,7 +386,7 @@ def test_the_places_of_multicast_are_there(tmp_path, monkeypatch, kind, hidden, 
     text = cuda.source(cell, "bfloat16", config)
     assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, *TOO_EARLY, *FOLLOWERS))
     assert config.cluster * config.clusters > BLOCK
-    product_warps, cell_warps = 4 * config.k_warps, CELL_WARPS * (3 - config.k_warps)
+    product_warps, cell_warps = 4 * config.k_warpgroups, CELL_WARPS * (3 - config.k_warpgroups)
     assert PRODUCT_WARP < product_warps <= CELL_WARP < product_warps + cell_warps
     sums = len(cell.gates) if kind == "forward" else config.k_parts
     assert config.groups // config.cluster * sums == 8  # rows of R of all warps

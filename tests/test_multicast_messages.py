@@ -19,7 +19,7 @@ import openrnn
 TEXT = (Path(openrnn.__file__).parent / "kernels/cuda/multicast.cuh").read_text()
 # buffers of a set's published steps: of a stack, and else
 DEPTH = dict(zip((True, False), map(int, re.findall(r"DEPTH = STACK \? (\d+) : (\d+);", TEXT)[0])))
-HALVES = OTHER, OWN = 0, 1  # of a block's K; in a stack, whose values each multiplies
+HALVES = OTHER_LAYER, OWN_LAYER = 0, 1  # of a block's K; in a stack, whose values each multiplies
 WARPS = 2  # of a warpgroup
 WORDS = 2  # of a warp that computes cells: in a message, and in its gate gradients
 END = "end"  # of a task
@@ -85,7 +85,7 @@ class Loop:
     def __post_init__(self):
         self.stack, self.source = self.layers > 1, 1 if self.backward else -1
         self.depth = self.depth or DEPTH[self.stack]
-        self.cell_groups = 3 - self.groups
+        self.cell_warpgroups = 3 - self.groups
         one_more = self.stack and self.steps > 0
         self.products = self.steps + (one_more and self.backward)
         self.published = self.steps + (one_more and not self.backward) - self.unpublished
@@ -100,7 +100,7 @@ class Loop:
         """The layer and step whose values product i multiplies in a half of K; None: no values."""
         if not self.stack:
             return layer, i
-        if half == OWN:
+        if half == OWN_LAYER:
             return (layer, i - self.backward) if i >= self.backward else None
         exists = layer + self.source in range(self.layers) and (not self.backward or i < self.steps)
         return (layer + self.source, i + (not self.backward)) if exists else None
@@ -121,7 +121,7 @@ class Loop:
     def await_operand(self, layer, number, half, i, which):
         """What a thread that copies for product i waits for, in a stack also the layer after it."""
         some, follower = self.depth // 2, layer - self.source
-        if self.stack and half == OWN and i % some == 0 and follower in range(self.layers):
+        if self.stack and half == OWN_LAYER and i % some == 0 and follower in range(self.layers):
             for split in range(self.splits) if i >= some else ():
                 yield from self.await_published(follower, which, split, i - some + 1 - self.behind)
         if operand := self.operand(layer, half, i):
@@ -135,7 +135,7 @@ class Loop:
 
     def turns_of(self, group):
         """The turns whose cells a warpgroup computes."""
-        return [turn for turn in self.turns if turn[1][1] % self.cell_groups == group]
+        return [turn for turn in self.turns if turn[1][1] % self.cell_warpgroups == group]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -233,7 +233,7 @@ class Blocks(Loop):
 
     def computing(self, block, group, warp):
         layer, number = block
-        for which in range(group, self.sets, self.cell_groups) if self.first else ():
+        for which in range(group, self.sets, self.cell_warpgroups) if self.first else ():
             self.store(block, warp, which, 0)
             yield
         for turn, (i, which) in self.turns_of(group):
@@ -285,7 +285,7 @@ class Blocks(Loop):
             tasks = [self.publishing(block)]
             tasks += [self.copying(block, half) for half in HALVES]
             tasks += [self.multiplying(block, group) for group in range(self.groups)]
-            for group, warp in product(range(self.cell_groups), range(WARPS)):
+            for group, warp in product(range(self.cell_warpgroups), range(WARPS)):
                 tasks.append(self.computing(block, group, warp))
             is_slow = block == slow if seed % 4 < 3 else block[0] == slow[0]
             for task in tasks:

@@ -179,7 +179,7 @@ class Blocks(Loop):
                 yield from block.summed_up.wait(turn)
 
     def computing(self, block, group, warp):
-        for which in range(group, self.sets, self.cell_groups) if self.first else ():
+        for which in range(group, self.sets, self.cell_warpgroups) if self.first else ():
             yield from self.store(block, warp, which, 0)
         for turn, (i, which) in self.turns_of(group):
             yield from block.summed_up.wait(turn)
@@ -213,7 +213,9 @@ class Blocks(Loop):
             tasks += [self.copying(block, half) for half in HALVES]
             for warp in range(WARPS):
                 tasks += [self.multiplying(block, group, warp) for group in range(self.groups)]
-                tasks += [self.computing(block, group, warp) for group in range(self.cell_groups)]
+                tasks += [
+                    self.computing(block, group, warp) for group in range(self.cell_warpgroups)
+                ]
             for task in tasks:
                 rate = self.dice.choice((1, 1, 10, 100)) if slow is None else 1000
                 often[task] = 1 if block.layer == slow else rate
@@ -280,7 +282,7 @@ SHARES_FAULTS = [
     ({"readers": 1}, f"{SHARES}|{PARITY}"),
     ({"areas": 1}, SHARES),
 ]
-# with one buffer EMPTY leaves little that READ could be too late for
+# with one buffer AT_EMPTY leaves little that AT_READ could be too late for
 FAULTS = [(loop, *fault) for loop in FORWARD + BACKWARD for fault in OPERAND_FAULTS] + [
     (loop, *fault) for loop in FORWARD + BACKWARD if loop["buffers"] == 2 for fault in SHARES_FAULTS
 ]

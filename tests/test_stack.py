@@ -522,7 +522,7 @@ STACKS = {
     "multicast": {
         "forward": MulticastForwardConfig(UNITS, 2, 16, 2, 2, 2, 0, 2, True, low_register=True),
         "backward": MulticastBackwardConfig(
-            UNITS, 2, 16, 2, 2, 2, 0, 2, True, low_register=True, k_parts=1, k_warps=1
+            UNITS, 2, 16, 2, 2, 2, 0, 2, True, low_register=True, k_parts=1, k_warpgroups=1
         ),
     },
     "clusters": {

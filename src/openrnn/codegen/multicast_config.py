@@ -29,7 +29,7 @@ class MulticastConfig(KernelConfig):
 
     Args:
         clusters: that share R; of a stack those of all layers.
-        k_warps: warpgroups that multiply, each with a part of K: 1 or 2. The others of three
+        k_warpgroups: warpgroups that multiply, each with a part of K: 1 or 2. The others of three
             compute cells: two of them have every other set each.
         buffers: of the operand, each for all of a set's.
         layers: that one launch runs; of more than one K has two halves: the other layer's values
@@ -39,7 +39,7 @@ class MulticastConfig(KernelConfig):
     clusters: int = 1
     buffers: int = 1
     layers: int = 1
-    k_warps: int = 2
+    k_warpgroups: int = 2
 
     operand: ClassVar[str]  # what the product reads, in words
     groups_of = "cluster"
@@ -72,7 +72,7 @@ class MulticastConfig(KernelConfig):
         return self._k_size(cell) * min(self.layers, 2) // self.k_parts
 
     def k_tiles(self, cell: Traced, dtype: str) -> int:
-        return self.k_of_block(cell) // self.k_tile_size(dtype) // self.k_warps
+        return self.k_of_block(cell) // self.k_tile_size(dtype) // self.k_warpgroups
 
     def _block_sums(self, cell: Traced) -> int:
         """Sums that a block computes, of 8 units each."""
@@ -89,7 +89,7 @@ class MulticastConfig(KernelConfig):
 
     def _exchange_bytes(self, cell: Traced, dtype: str) -> int:
         operand = self.k_of_block(cell) * self.tiles * 16
-        shares = self._block_sums(cell) * self.tiles * self.k_warps * 256
+        shares = self._block_sums(cell) * self.tiles * self.k_warpgroups * 256
         return self.buffers * operand + 2 * shares
 
     def shared(self, cell: Traced, dtype: str) -> int:
@@ -99,7 +99,7 @@ class MulticastConfig(KernelConfig):
         per_slot += RESET_BYTES if self.reset else 0
         inputs = ceil_div(sets * CELL_WARPS * self.slots() * per_slot, 128) * 128
         matrix = self.fragments(cell, dtype) - self.register_fragments
-        matrix *= 4 * self.k_warps * 1024
+        matrix *= 4 * self.k_warpgroups * 1024
         return front + self._exchange_bytes(cell, dtype) + inputs + matrix
 
     def sum_parts(self, batch: int) -> int:

@@ -20,7 +20,7 @@ Key = tuple[str | int, ...]
 
 def config_of(config: KernelConfig) -> dict[str, int]:
     """A configuration as files of times have it."""
-    return {name: int(getattr(config, name, 1)) for name in WRITTEN}
+    return {name: measured.column(config, name) for name in WRITTEN}
 
 
 def text_of(files: Iterable[Sequence[KernelTime]]) -> str:

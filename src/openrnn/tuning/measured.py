@@ -55,7 +55,16 @@ class Fastest(NamedTuple):
 
 def shape_of(config: KernelConfig) -> Shape:
     """What tells a kernel from others of its size, but for how R is held."""
-    return tuple(int(getattr(config, name, 1)) for name in SHAPE)
+    return tuple(column(config, name) for name in SHAPE)
+
+
+def column(config: KernelConfig, name: str) -> int:
+    """What tables of kernels have of a configuration; 1 where its kind has no such field.
+
+    In column `k_warps` kernels with multicast have the warpgroups that multiply.
+    """
+    field = "k_warpgroups" if name == "k_warps" and hasattr(config, "k_warpgroups") else name
+    return int(getattr(config, field, 1))
 
 
 def table(loops: int = 1) -> dict[Key, list[Fastest]]:

@@ -136,13 +136,13 @@ def backwards(
         clusters = 0 if uneven else _clusters(units, groups, limits, layers)
         if not clusters or clusters // layers % k_parts:
             continue
-        for sets, tiles, k_warps in product(SETS, TILES, (1, 2)):
-            if sets % 2 and k_warps == 1:
+        for sets, tiles, k_warpgroups in product(SETS, TILES, (1, 2)):
+            if sets % 2 and k_warpgroups == 1:
                 continue  # two warpgroups for cells have as many sets
             config = MulticastBackwardConfig(
                 units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True,
                 low_register=True, clusters=clusters, k_parts=k_parts, layers=layers,
-                k_warps=k_warps,
+                k_warpgroups=k_warpgroups,
             )  # fmt: skip
             yield from _filled(config, cell, dtype, limits)
 
@@ -162,9 +162,9 @@ def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterato
     """
     if config.operand_bytes(dtype) != 2:
         return
-    fragments, most = config.fragments(cell, dtype), FRAGMENTS[config.kind][config.k_warps]
+    fragments, most = config.fragments(cell, dtype), FRAGMENTS[config.kind][config.k_warpgroups]
     if config.kind == "backward" and config.tiles == 4:
-        most = tuple(held for held in most if held <= MOST_FRAGMENTS[config.k_warps])
+        most = tuple(held for held in most if held <= MOST_FRAGMENTS[config.k_warpgroups])
     buffers = (2, 1) if config.tiles_in_flight > 2 else (1,)
     for number, held in product(buffers, most):
         made = replace(config, buffers=number, register_fragments=min(fragments, held))
@@ -183,13 +183,13 @@ def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limit
         once = forward.step + forward.tile * tiles + forward.set * sets
         once += forward.in_registers * inside + forward.in_shared * (values - inside)
     elif config.layers > 1:
-        backward = _BACKWARD_STACK[config.k_warps]
+        backward = _BACKWARD_STACK[config.k_warpgroups]
         once = backward.step + backward.tile * tiles + backward.set * sets
         once += backward.value * values
         once += {1: -_MESSAGES, 2: 0.0, 4: backward.four_blocks}[config.k_parts]
         once += backward.slot * sets * max(0, config.slots() - 2)
     else:
-        costs = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warps]
+        costs = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warpgroups]
         once = costs.step + costs.tile * tiles + costs.value * values
         once += _MESSAGES if config.k_parts > 1 else 0.0
     return once * -(-batch // (config.rows * copies))

@@ -12,9 +12,9 @@
 // step times W_ih, or its gate gradients times the transposed W_ih. The second half is the layer's
 // own.
 //
-// K_WARPS warpgroups of a block hold its rows of R, two of them half of its K each, most of it in
-// registers. They multiply one turn after the other and leave their shares of the sums in shared
-// memory. CELL_GROUPS warpgroups compute the cells of a turn from there, while the next one is
+// K_WARPGROUPS warpgroups of a block hold its rows of R, two of them half of its K each, most of it
+// in registers. They multiply one turn after the other and leave their shares of the sums in shared
+// memory. CELL_WARPGROUPS warpgroups compute the cells of a turn from there, while the next one is
 // multiplied; two of them have every other set. Of four more warps two copy operands of the turns
 // to come, each a half of K; one publishes what this block adds to the operand of the next step, by
 // a counter; and one tells the cluster which operands were multiplied.
@@ -35,18 +35,18 @@ constexpr int SUM_GROUPS = GROUPS_OF_BLOCK * K_PARTS;
 constexpr int BLOCKS = GROUPS / GROUPS_OF_BLOCK;
 constexpr int HALVES = 2;  // of a block's K, each copied by a thread
 constexpr bool STACK = LAYERS > 1;
-constexpr int OTHER = 0, OWN = 1;  // STACK: whose operand a half of K multiplies
-constexpr int PRODUCT_WARPS = 4 * K_WARPS, CELL_GROUPS = 3 - K_WARPS;
-constexpr int CELL_WARPS = 4;                  // of a set
-constexpr int OWN_SETS = SETS / CELL_GROUPS;  // whose cells a warp computes
+constexpr int OTHER_LAYER = 0, OWN_LAYER = 1;  // STACK: whose values a half of K multiplies
+constexpr int PRODUCT_WARPS = 4 * K_WARPGROUPS, CELL_WARPGROUPS = 3 - K_WARPGROUPS;
+constexpr int CELL_WARPS = 4;                         // of a set
+constexpr int SETS_OF_WARP = SETS / CELL_WARPGROUPS;  // whose cells a warp computes
 // Registers of a thread by its role; four warpgroups begin with 128. Where those that multiply have
 // fewer than they need, ptxas has each wgmma wait for the one before.
 constexpr int NEEDED = (8 * REGISTER_FRAGMENTS + 2 * TILES + 48 + 7) / 8 * 8;
 constexpr int OTHER_REGISTERS = STACK ? 40 : 24, PRODUCT_REGISTERS = NEEDED > 136 ? NEEDED : 136;
 constexpr int CELL_REGISTERS =
-    (4 * 128 - K_WARPS * PRODUCT_REGISTERS - OTHER_REGISTERS) / CELL_GROUPS / 8 * 8;
+    (4 * 128 - K_WARPGROUPS * PRODUCT_REGISTERS - OTHER_REGISTERS) / CELL_WARPGROUPS / 8 * 8;
 constexpr int HALF_TILES = K / K_TILE / HALVES / K_PARTS;  // of K
-constexpr int K_TILES = HALF_TILES * HALVES / K_WARPS;
+constexpr int K_TILES = HALF_TILES * HALVES / K_WARPGROUPS;
 constexpr int MMA_ROWS = (SUM_GROUPS * SUMS + 7) / 8;  // of a warp
 // slots of a warp for cells: some groups, of each some tiles
 constexpr int GROUPS_OF_WARP = (GROUPS_OF_BLOCK + CELL_WARPS - 1) / CELL_WARPS;
@@ -66,15 +66,16 @@ constexpr int COUNTER_BYTES = SPLITS * 128;  // of a set
 // Buffers of published steps. In a stack the other layer reads them too, and may be some steps
 // behind.
 constexpr int DEPTH = STACK ? 8 : 2;
-constexpr int SHARES_BYTES = SUM_GROUPS * TILES * K_WARPS * SUMS * 256;
+constexpr int SHARES_BYTES = SUM_GROUPS * TILES * K_WARPGROUPS * SUMS * 256;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // inputs of a slot
 
 // Shared memory, in bytes: mbarriers, numbers of rows, the operand, shares of sums, inputs, what
-// registers do not hold of R. Of mbarriers FULL is for each buffer of the operand and half, STORED
-// for each set; the others are for even and for odd turns.
-constexpr int FULL = 0, EMPTY = BUFFERS * HALVES * 8, SUMMED_UP = EMPTY + 2 * 8;
-constexpr int READ = SUMMED_UP + 2 * 8, STORED = READ + 2 * 8;
-constexpr int AT_ROWS = STORED + SETS * 8;
+// registers do not hold of R. Of mbarriers AT_FULL has one for each buffer of the operand and half,
+// AT_STORED one for each set; the others have two, for even and for odd turns.
+constexpr int AT_FULL = 0, AT_EMPTY = BUFFERS * HALVES * 8;
+constexpr int AT_SUMMED_UP = AT_EMPTY + 2 * 8, AT_READ = AT_SUMMED_UP + 2 * 8;
+constexpr int AT_STORED = AT_READ + 2 * 8;
+constexpr int AT_ROWS = AT_STORED + SETS * 8;
 constexpr int AT_OPERAND = (AT_ROWS + ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_SHARES = AT_OPERAND + BUFFERS * HALVES * HALF_BYTES;
 constexpr int AT_INPUTS = AT_SHARES + 2 * SHARES_BYTES;  // of even and of odd turns
@@ -84,8 +85,8 @@ constexpr int SHARED_BYTES = AT_WEIGHTS + PRODUCT_WARPS * MATRIX_BYTES;
 static_assert(SHORT && WGMMA, "operands of 16 bits, and warpgroups");
 static_assert(WARPS == 16, "four warpgroups: of products, of cells, and one for the rest");
 static_assert(SETS > 1, "while one set's operand is on its way another one is computed");
-static_assert(BUFFERS <= 2, "EMPTY tells of even and of odd turns");
-static_assert(SETS % CELL_GROUPS == 0, "a warpgroup for cells has all even or all odd turns");
+static_assert(BUFFERS <= 2, "the mbarriers of AT_EMPTY are of even and of odd turns");
+static_assert(SETS % CELL_WARPGROUPS == 0, "a warpgroup for cells has all even or all odd turns");
 static_assert(CELL_WARPS % GROUPS_OF_BLOCK == 0 || GROUPS_OF_BLOCK % CELL_WARPS == 0,
               "all warps have as many groups");
 static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS * LAYERS, "clusters share R evenly");
@@ -123,8 +124,8 @@ struct Place {
     }
     INLINE int part_of_k() const { return block % K_PARTS; }
     // of a warp that computes cells: which warpgroup, which warp of a set
-    INLINE int cell_group() const {
-        return CELL_GROUPS > 1 ? (warp - PRODUCT_WARPS) / CELL_WARPS : 0;
+    INLINE int cell_warpgroup() const {
+        return CELL_WARPGROUPS > 1 ? (warp - PRODUCT_WARPS) / CELL_WARPS : 0;
     }
     INLINE int cell_warp() const { return warp % CELL_WARPS; }
     INLINE Slot slot(int s) const {  // of this warp, which computes cells
@@ -137,8 +138,7 @@ struct Place {
     INLINE int unit(const Slot& slot) const { return group(slot) * 8 + group_of_lane; }
 };
 
-// What registers do not hold of R is in shared memory, where wgmma reads it: all warps that
-// multiply have stored theirs.
+// Makes R in shared memory visible to wgmma and waits for all product warps.
 INLINE void share_weights() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     asm volatile("barrier.sync 1, %0;" ::"n"(PRODUCT_WARPS * 32) : "memory");
@@ -155,7 +155,7 @@ INLINE void store_shares(const Place& here, const Sums& sums, int turn) {
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
             const int share =
-                ((group * TILES + n) * K_WARPS + warpgroup) * SUMS + number % SUMS;
+                ((group * TILES + n) * K_WARPGROUPS + warpgroup) * SUMS + number % SUMS;
             *reinterpret_cast<float2*>(shared + AT_SHARES + (turn & 1) * SHARES_BYTES +
                                        share * 256 + here.group_of_lane * 32 +
                                        here.thread_in_group * 8) =
@@ -168,6 +168,6 @@ INLINE void store_shares(const Place& here, const Sums& sums, int turn) {
 // Where a lane's two cells of a group and tile have their shares of sums: store_shares left them.
 INLINE const unsigned char* shares_of(const Place& here, int group, int tile, int turn) {
     return shared + AT_SHARES + (turn & 1) * SHARES_BYTES +
-           (group * TILES + tile) * (K_WARPS * SUMS * 256) + here.group_of_lane * 32 +
+           (group * TILES + tile) * (K_WARPGROUPS * SUMS * 256) + here.group_of_lane * 32 +
            here.thread_in_group * 8;
 }

@@ -19,19 +19,19 @@ constexpr int DY_BYTES = 64 * SIZE;
 constexpr int64 GATES_ROW = PLANES * UNITS;  // values from a row of d_gates to the next
 constexpr int SPLIT_GROUPS = GROUPS / SPLITS;  // whose gates are one half of a block's K
 // Cells are computed sooner than the next sums come: a warp reads ahead and stores late.
-constexpr bool CELLS_WAIT = OWN_SETS * SLOTS <= 2;
+constexpr bool CELLS_WAIT = SETS_OF_WARP * SLOTS <= 2;
 constexpr int MESSAGE_WORDS = SLOTS * 2;  // of a lane: sums of its cells
 // of a block, in one step of a set
 constexpr int MESSAGES_BYTES = (K_PARTS - 1) * CELL_WARPS * 32 * MESSAGE_WORDS * 4;
 
 constexpr bool BACKWARD = true;
-constexpr int SOURCE = 1;  // STACK: the layer above gives the gradient of y
+constexpr int LAYER_BEFORE = 1;  // STACK: the one above, whose gate gradients give that of y
 // Planes from this one on are published. One layer publishes those of the recurrent side, which R^T
 // multiplies: the last GATES. A stack publishes all: W_ih^T of the layer below multiplies the first
 // GATES, those of the input side.
 constexpr int FIRST_PLANE = STACK ? 0 : RIGHT;
 // STACK: where the planes of the recurrent side begin in what is published, in bytes of a split.
-constexpr int FIRST_OWN = STACK ? RIGHT * SPLIT_GROUPS * PIECE_BYTES : 0;
+constexpr int RECURRENT_OFFSET = STACK ? RIGHT * SPLIT_GROUPS * PIECE_BYTES : 0;
 // The first step whose product is needed: in a stack that of the other layer's gate gradients.
 constexpr int FIRST_PRODUCT = STACK ? 0 : 1;
 

@@ -9,8 +9,8 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
     load_matrix(matrix, others, [&](int which, int k_tile) {
         const int group = m_warp * MMA_ROWS * 2 + which, tile = first_tile + k_tile;
         const int half = tile / HALF_TILES;
-        const bool other = STACK && half == OTHER;
-        if (group >= SUM_GROUPS || (other && !has_layer(here, SOURCE)))
+        const bool other = STACK && half == OTHER_LAYER;
+        if (group >= SUM_GROUPS || (other && !has_layer(here, LAYER_BEFORE)))
             return make_uint4(0, 0, 0, 0);
         const int piece = tile % HALF_TILES * 4 + here.thread_in_group, part = here.part_of_k();
         const int first = (STACK ? part : part * HALVES + half) * SPLIT_GROUPS;
@@ -47,7 +47,7 @@ INLINE float2 sums_of(const Place& here, int away, int s, int turn) {
     const int group = (here.part_of_k() + away) * GROUPS_OF_BLOCK + slot.group;
     const unsigned char* const shares = shares_of(here, group, slot.tile, turn);
     float2 sums = *reinterpret_cast<const float2*>(shares);
-    if (K_WARPS > 1) {
+    if (K_WARPGROUPS > 1) {
         const float2 other = *reinterpret_cast<const float2*>(shares + 256);
         sums.x += other.x, sums.y += other.y;
     }
@@ -82,7 +82,7 @@ INLINE void send_sums(const Place& here, const Exchange& exchange, int set, int 
     }
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) own[s] = sums_of(here, 0, s, turn);
-    arrive_warp(here, READ + (turn & 1) * 8);
+    arrive_warp(here, AT_READ + (turn & 1) * 8);
 }
 
 // The messages of the other blocks, as they are read.
@@ -216,7 +216,7 @@ struct Given {
     INLINE void read(const BackwardArgs& args, const Place& block, const Time& time,
                      const int* block_rows, const SavedPlace& saved_place, int fragment,
                      SetCells& at, int i) {
-        await_copies<OWN_SETS - 1>();
+        await_copies<SETS_OF_WARP - 1>();
         __syncwarp();
         load_slots(at.place(block), at.cells, saved_place, fragment,
                    uint32(args.reset_step_bytes) * 8, i, at.resets, d_out, factor, reset_rows);
@@ -296,17 +296,18 @@ INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange&
     const uint32 bits[2] = {1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4)};
     const SavedPlace saved_place(here.lane);
     const int fragment = pin_if_room(fragment_offset(here.lane));
-    SetCells sets[OWN_SETS];  // every CELL_GROUPS-th
+    SetCells sets[SETS_OF_WARP];  // every CELL_WARPGROUPS-th
     #pragma unroll
-    for (int own = 0; own < OWN_SETS; ++own)
-        sets[own].begin(args, here, time, rows, own * CELL_GROUPS + here.cell_group());
+    for (int number = 0; number < SETS_OF_WARP; ++number)
+        sets[number].begin(args, here, time, rows,
+                           number * CELL_WARPGROUPS + here.cell_warpgroup());
     float total[GROUPS_OF_WARP][PLANES + VECTORS] = {};
     #pragma unroll
-    for (int own = 0; own < OWN_SETS; ++own)
-        sets[own].copy_inputs(args, here, time, rows, saved_place, 0);
+    for (int number = 0; number < SETS_OF_WARP; ++number)
+        sets[number].copy_inputs(args, here, time, rows, saved_place, 0);
     Results results;
     #pragma unroll 1
-    for (int own = 0; FIRST_PRODUCT > 0 && own < OWN_SETS && time.count > 0; ++own) {
+    for (int number = 0; FIRST_PRODUCT > 0 && number < SETS_OF_WARP && time.count > 0; ++number) {
         Given given;
         given.read(args, here, time, rows, saved_place, fragment, sets[0], 0);
         if (CELLS_WAIT) results.store_all();
@@ -315,9 +316,10 @@ INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange&
     }
     for (int product = 0; product < steps_of_products(time.count); ++product)
         #pragma unroll 1
-        for (int own = 0; own < OWN_SETS; ++own) {
+        for (int number = 0; number < SETS_OF_WARP; ++number) {
             const int i = product + FIRST_PRODUCT;
-            const int set = own * CELL_GROUPS + here.cell_group(), turn = product * SETS + set;
+            const int set = number * CELL_WARPGROUPS + here.cell_warpgroup();
+            const int turn = product * SETS + set;
             Given given;  // in each turn its own: else registers keep it from turn to turn
             OwnSums sums;
             Messages messages;
@@ -326,7 +328,7 @@ INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange&
                     given.read(args, here, time, rows, saved_place, fragment, sets[0], i);
             };
             if (CELLS_WAIT) read_given();
-            await_turn(SUMMED_UP, turn);
+            await_turn(AT_SUMMED_UP, turn);
             send_sums(here, exchange, set, product, turn, sums);
             if (CELLS_WAIT) results.store_all();
             if (!CELLS_WAIT) read_given();
@@ -342,8 +344,8 @@ INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange&
         for (int p = 0; p < PLANES + VECTORS; ++p)
             sets[0].cells.total[g * TILES_OF_WARP][p] = total[g][p];
     #pragma unroll
-    for (int own = 0; own < OWN_SETS; ++own) {
-        const SetCells& at = sets[own];
+    for (int number = 0; number < SETS_OF_WARP; ++number) {
+        const SetCells& at = sets[number];
         bool owned[SLOTS];
         int row[SLOTS];
         #pragma unroll

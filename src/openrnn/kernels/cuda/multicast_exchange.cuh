@@ -38,7 +38,7 @@ struct Exchange {
         operand = begin + all * (COUNTER_BYTES + 2 * BLOCKS * MESSAGES_BYTES) +
                   set * (DEPTH * STEP_BYTES);
     }
-    // Counters and published values of the layer before or after the block's own.
+    // Counters and published values of the layer `away` above the block's own.
     INLINE Exchange of_layer(int away) const {
         Exchange found = *this;
         found.counters += away * sets * COUNTER_BYTES;
@@ -57,7 +57,10 @@ struct Exchange {
     }
 };
 
-// STACK: the layer whose values this one multiplies, and the one that multiplies this one's.
+// STACK: the layer that multiplies this one's values, counted from this one.
+constexpr int LAYER_AFTER = -LAYER_BEFORE;
+
+// Whether the stack has a layer `away` above this one.
 INLINE bool has_layer(const Place& here, int away) {
     return here.layer + away >= 0 && here.layer + away < LAYERS;
 }
@@ -66,20 +69,22 @@ INLINE bool has_layer(const Place& here, int away) {
 // and after the last one there are none of the other layer.
 INLINE bool has_operand(const Place& here, int half, int turn, int count) {
     if (!STACK) return true;
-    if (half == OTHER) return has_layer(here, SOURCE) && (!BACKWARD || turn < count * SETS);
+    if (half == OTHER_LAYER)
+        return has_layer(here, LAYER_BEFORE) && (!BACKWARD || turn < count * SETS);
     return !BACKWARD || turn >= SETS;
 }
 
 INLINE uint32 mbarrier_at(int offset) { return shared_address(shared) + offset; }
 
-// mbarriers: FULL awaits the bytes of a half of the operand; EMPTY all blocks of the cluster, which
-// have multiplied it; SUMMED_UP the warps that multiply, which have stored their shares of sums;
-// READ and STORED the warps that compute cells, which have read those and stored the next operand.
+// mbarriers: those of AT_FULL await the bytes of a half of the operand; AT_EMPTY all blocks of the
+// cluster, which have multiplied it; AT_SUMMED_UP the warps that multiply, which have stored their
+// shares of sums; AT_READ and AT_STORED the warps that compute cells, which have read those and
+// stored the next operand.
 INLINE void begin_mbarriers() {
     const int offset = threadIdx.x * 8;
-    if (offset < STORED + SETS * 8) {
-        const int count = offset < EMPTY ? 1 : offset < SUMMED_UP ? CLUSTER
-            : offset < READ ? PRODUCT_WARPS : CELL_WARPS;
+    if (offset < AT_STORED + SETS * 8) {
+        const int count = offset < AT_EMPTY ? 1 : offset < AT_SUMMED_UP ? CLUSTER
+            : offset < AT_READ ? PRODUCT_WARPS : CELL_WARPS;
         mbarrier_init(mbarrier_at(offset), count);
     }
     __syncthreads();
@@ -127,34 +132,35 @@ INLINE void await_published(const int* counter, int times) {
 // of steps i to i + SOME - 1 may be stored over them.
 INLINE void await_followers(const Place& here, const Exchange& exchange, int set, int i) {
     constexpr int SOME = DEPTH / 2;
-    if (!STACK || i % SOME || i < SOME || !has_layer(here, -SOURCE)) return;
+    if (!STACK || i % SOME || i < SOME || !has_layer(here, LAYER_AFTER)) return;
     for (int split = 0; split < SPLITS; ++split)
-        await_published(exchange.of_layer(-SOURCE).counter(set, split), i - SOME + 1);
+        await_published(exchange.of_layer(LAYER_AFTER).counter(set, split), i - SOME + 1);
 }
 
 // The thread that copies one half of all operands, turn by turn: the block's part of it, into all
-// blocks of the cluster. FIRST_OWN: where in a split the values begin that its layer multiplies.
+// blocks of the cluster.
 INLINE void copy_operand(const Place& here, const Exchange& exchange, int count, int half) {
     constexpr int PART = HALF_BYTES / CLUSTER;
     const int split = STACK ? here.part_of_k() : here.part_of_k() * HALVES + half;
     const int begin =
-        split * SPLIT_BYTES + (half == OWN ? FIRST_OWN : 0) + cluster_rank() * PART;
-    const Exchange source = STACK && half == OTHER ? exchange.of_layer(SOURCE) : exchange;
+        split * SPLIT_BYTES + (half == OWN_LAYER ? RECURRENT_OFFSET : 0) + cluster_rank() * PART;
+    const Exchange source =
+        STACK && half == OTHER_LAYER ? exchange.of_layer(LAYER_BEFORE) : exchange;
     // from a step to that of the published values
-    const int ahead = !STACK ? 0 : half == OTHER ? !BACKWARD : -BACKWARD;
+    const int ahead = !STACK ? 0 : half == OTHER_LAYER ? !BACKWARD : -BACKWARD;
     int turn = 0;
     for (int i = 0; i < steps_of_products(count); ++i)
         #pragma unroll 1
         for (int set = 0; set < SETS; ++set, ++turn) {
             const int place = turn % BUFFERS * HALVES + half;
-            const uint32 full = mbarrier_at(FULL + place * 8);
-            if (half == OWN) await_followers(here, exchange, set, i);
+            const uint32 full = mbarrier_at(AT_FULL + place * 8);
+            if (half == OWN_LAYER) await_followers(here, exchange, set, i);
             const bool exists = has_operand(here, half, turn, count);
             if (exists) {
                 await_published(source.counter(set, split), i + ahead + 1);
                 fence_copies();
             }
-            if (turn >= BUFFERS) await_turn(EMPTY, turn - BUFFERS);
+            if (turn >= BUFFERS) await_turn(AT_EMPTY, turn - BUFFERS);
             if (!exists) {
                 arrive(full);
                 continue;
@@ -174,7 +180,7 @@ INLINE void publish_operand(const Place& here, const Exchange& exchange, int cou
     for (int i = 0; i < steps_published(count); ++i)
         #pragma unroll 1
         for (int set = 0; set < SETS; ++set) {
-            mbarrier_wait(mbarrier_at(STORED + set * 8), i & 1);
+            mbarrier_wait(mbarrier_at(AT_STORED + set * 8), i & 1);
             asm volatile("red.release.gpu.global.add.s32 [%0], 1;"
                          ::"l"(exchange.counter(set, here.block / BLOCKS_OF_SPLIT)) : "memory");
         }
@@ -196,26 +202,26 @@ INLINE void multiply(const Args& args, const Place& here, const Time& time) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     load_weights(args, here, matrix, others);
-    const int first_half = K_WARPS > 1 ? here.warp / 4 : 0;
+    const int first_half = K_WARPGROUPS > 1 ? here.warp / 4 : 0;
     const uint32 a = matrix_descriptor(others);
     const uint32 b = descriptor_low(mbarrier_at(AT_OPERAND) + first_half * HALF_BYTES, PIECE_BYTES);
     for (int turn = 0; turn < steps_of_products(time.count) * SETS; ++turn) {
         const int buffer = turn % BUFFERS;
         const uint32 operand = b + buffer * (HALVES * HALF_BYTES / 16);
-        const uint32 full = mbarrier_at(FULL + (buffer * HALVES + first_half) * 8);
+        const uint32 full = mbarrier_at(AT_FULL + (buffer * HALVES + first_half) * 8);
         Sums sums = {};
         mbarrier_wait(full, turn / BUFFERS & 1);
         // the other layer's values are multiplied while those of its own are awaited
         if (STACK && has_operand(here, first_half, turn, time.count))
             product_of<0, HALF_TILES>(sums, matrix, a, operand);
-        if (K_WARPS == 1) mbarrier_wait(full + 8, turn / BUFFERS & 1);
+        if (K_WARPGROUPS == 1) mbarrier_wait(full + 8, turn / BUFFERS & 1);
         if (!STACK)
             product_of<0, K_TILES>(sums, matrix, a, operand);
-        else if (K_WARPS == 1 && has_operand(here, OWN, turn, time.count))
+        else if (K_WARPGROUPS == 1 && has_operand(here, OWN_LAYER, turn, time.count))
             product_of<K_TILES - HALF_TILES, K_TILES>(sums, matrix, a, operand);
-        if (turn >= 2) await_turn(READ, turn - 2);
+        if (turn >= 2) await_turn(AT_READ, turn - 2);
         store_shares(here, sums, turn);
-        arrive_warp(here, SUMMED_UP + (turn & 1) * 8);
+        arrive_warp(here, AT_SUMMED_UP + (turn & 1) * 8);
     }
 }
 
@@ -223,19 +229,19 @@ INLINE void multiply(const Args& args, const Place& here, const Time& time) {
 // overwritten.
 INLINE void release_operands(const Place& here, int count) {
     for (int turn = 0; turn < steps_of_products(count) * SETS; ++turn) {
-        await_turn(SUMMED_UP, turn);
-        arrive_remote(remote(mbarrier_at(EMPTY + (turn & 1) * 8), here.lane));
+        await_turn(AT_SUMMED_UP, turn);
+        arrive_remote(remote(mbarrier_at(AT_EMPTY + (turn & 1) * 8), here.lane));
     }
 }
 
 // Brings the next set's cells to where the loop has its own. With code for each set kernels of four
 // sets spilled.
 template <class SetCells>
-INLINE void rotate(SetCells (&cells)[OWN_SETS]) {
+INLINE void rotate(SetCells (&cells)[SETS_OF_WARP]) {
     const SetCells first = cells[0];
     #pragma unroll
-    for (int set = 1; set < OWN_SETS; ++set) cells[set - 1] = cells[set];
-    cells[OWN_SETS - 1] = first;
+    for (int set = 1; set < SETS_OF_WARP; ++set) cells[set - 1] = cells[set];
+    cells[SETS_OF_WARP - 1] = first;
 }
 
 // The roles of warps. Each kind takes as many registers as it needs of the 128 that every thread
@@ -246,7 +252,7 @@ INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Mu
     if (here.warp < PRODUCT_WARPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCT_REGISTERS));
         multiply();
-    } else if (here.warp < PRODUCT_WARPS + CELL_GROUPS * CELL_WARPS) {
+    } else if (here.warp < PRODUCT_WARPS + CELL_WARPGROUPS * CELL_WARPS) {
         if (CELL_REGISTERS > 128)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CELL_REGISTERS));
         else if (CELL_REGISTERS < 128)
@@ -254,7 +260,7 @@ INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Mu
         compute();
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OTHER_REGISTERS));
-        const int role = here.warp - PRODUCT_WARPS - CELL_GROUPS * CELL_WARPS;
+        const int role = here.warp - PRODUCT_WARPS - CELL_WARPGROUPS * CELL_WARPS;
         if (here.lane == 0 && role < HALVES) copy_operand(here, exchange, count, role);
         if (here.lane == 0 && role == HALVES) publish_operand(here, exchange, count);
         if (here.lane < CLUSTER && role > HALVES) release_operands(here, count);
@@ -266,5 +272,5 @@ INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Mu
 // Tells the publishing warp that this warp has stored all that it has of a set.
 INLINE void signal_stored(const Place& here, int set) {
     fence_copies();
-    arrive_warp(here, STORED + set * 8);
+    arrive_warp(here, AT_STORED + set * 8);
 }

@@ -10,15 +10,15 @@
 
 constexpr int COPIES = (SLOT_BYTES / 16 + 31) / 32;
 constexpr int GATE_BYTES = 64 * SIZE;
-static_assert(K_WARPS == 2, "two warpgroups multiply, each a half of K");
+static_assert(K_WARPGROUPS == 2, "two warpgroups multiply, each a half of K");
 static_assert(SCALED == 0, "sums are halved in the step");
 
 constexpr bool BACKWARD = false;
-constexpr int SOURCE = -1;  // STACK: the layer below gives the input
+constexpr int LAYER_BEFORE = -1;  // STACK: the one below, whose h is the input
 // Cells are computed sooner than the next sums come: a warp reads ahead and stores late.
-constexpr bool CELLS_WAIT = OWN_SETS * SLOTS <= 4;
+constexpr bool CELLS_WAIT = SETS_OF_WARP * SLOTS <= 4;
 constexpr int MESSAGES_BYTES = 0;  // no block sends sums to another
-constexpr int FIRST_OWN = 0;       // a layer and the one above multiply the same h
+constexpr int RECURRENT_OFFSET = 0;  // a layer and the one above multiply the same h
 
 INLINE int steps_of_products(int count) { return count; }
 // What a step multiplies; in a stack the layer above also multiplies h of the last one.

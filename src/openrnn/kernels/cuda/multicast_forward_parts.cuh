@@ -7,8 +7,8 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
     load_matrix(matrix, others, [&](int which, int k_tile) {
         const int number = m_warp * MMA_ROWS * 2 + which;
         const int group = number / GATES, gate = number % GATES;
-        const bool other = STACK && half_of_k == OTHER;
-        if (group >= GROUPS_OF_BLOCK || (other && !has_layer(here, SOURCE)))
+        const bool other = STACK && half_of_k == OTHER_LAYER;
+        if (group >= GROUPS_OF_BLOCK || (other && !has_layer(here, LAYER_BEFORE)))
             return make_uint4(0, 0, 0, 0);
         return piece_of(other ? args.w_ih : args.weight, gate,
                         (here.block * GROUPS_OF_BLOCK + group) * 8 + here.group_of_lane,
@@ -111,7 +111,7 @@ struct Given {
     // Reads those of step i and has the next ones copied.
     INLINE void read(const ForwardArgs& args, const Place& here, const Time& time, SetCells& cells,
                      int i) {
-        await_copies<OWN_SETS - 1>();
+        await_copies<SETS_OF_WARP - 1>();
         __syncwarp();
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
@@ -165,7 +165,7 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
         float sums[GATES][2], hidden[2];
         if (STACK) add_shares<1>(shares, given.inputs[s]);  // those of W_ih
         start_sums(unit, given.inputs[s], sums);
-        add_shares<STACK ? 1 : K_WARPS>(shares + (STACK ? GATES * 64 : 0), sums);
+        add_shares<STACK ? 1 : K_WARPGROUPS>(shares + (STACK ? GATES * 64 : 0), sums);
         step_pair(args, unit, given.inputs[s], sums, bits, tile, cells.rows_of(rows, slot),
                   here.thread_in_group * 2, here.unit(slot), t, cells.state[s], hidden,
                   results.values[s]);
@@ -177,7 +177,7 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
             store_hidden(here, slot, exchange.operand_of(cells.set, i + 1), message);
         results.output[s] = !LENGTHS || tile.live & 1u << here.group_of_lane * 4 ? pair : Pair{};
     }
-    arrive_warp(here, READ + (turn & 1) * 8);  // all lanes have read sums
+    arrive_warp(here, AT_READ + (turn & 1) * 8);  // all lanes have read sums
     if (i + 1 < steps_published(time.count)) signal_stored(here, cells.set);
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -208,7 +208,7 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
     }
     const RowBits bits(1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4));
     const SavedPlace saved_place(here.lane);
-    SetCells cells[OWN_SETS];
+    SetCells cells[SETS_OF_WARP];
     #pragma unroll
     for (int set = 0; set < SETS; ++set) cells[set].begin(args, here, exchange, time, rows, set);
     Results results;
@@ -219,7 +219,7 @@ INLINE void compute(const ForwardArgs& args, const Place& here, const Exchange& 
             Given given;
             if (CELLS_WAIT) given.read(args, here, time, cells[0], i);
             if (CELLS_WAIT) results.store(args, here, saved_place);
-            await_turn(SUMMED_UP, turn);
+            await_turn(AT_SUMMED_UP, turn);
             if (!CELLS_WAIT) given.read(args, here, time, cells[0], i);
             step_set(args, here, exchange, time, rows, constants, bits, given, cells[0], results,
                      turn, i);
