@@ -65,7 +65,7 @@ ONE_BLOCK = dict.fromkeys(ONE_WARP, f"blockIdx.x == {BLOCK}")
 LAST_BLOCK = dict.fromkeys(ONE_WARP, "blockIdx.x == gridDim.x - 1")  # of a stack's last layer
 PLACES = {  # where, and what comes there
     "const unsigned char* operand) {\n": "const unsigned char* operand) {\nLAG(BEFORE_PRODUCT)\n",
-    "        if (here) return;\n": "        if (here) { LAG(AFTER_MESSAGES) return; }\n",
+    "        if (over) return;\n": "        if (over) { LAG(AFTER_MESSAGES) return; }\n",
 }
 # With multicast: before the product, before cells read their sums, before they read their inputs,
 # before the operand is copied, before it may be written over, before it is published. In the last

@@ -38,7 +38,7 @@ _INFIX = {
 }  # fmt: skip
 _NAMES = {
     "sigmoid": "logistic", "sigmoid_of_half": "logistic_of_half", "tanh": "hyperbolic",
-    "reciprocal": "inverse_of", "abs": "fabsf",
+    "abs": "fabsf",
     "exp": "exponential", "expm1": "expm1f", "log": "logf", "log1p": "log1pf", "sqrt": "sqrtf",
     "round": "rintf", "sin": "sine", "cos": "cosine", "tan": "tangent",
     **{

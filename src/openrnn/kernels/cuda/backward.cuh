@@ -18,8 +18,8 @@ constexpr int THREADS = 32 * WARPS;  // of loop warps
 constexpr bool STACK = LAYERS > 1;
 constexpr int BLOCK_THREADS = (STACK ? 2 : 1) * THREADS;  // in a stack also of input warps
 constexpr int ROWS = TILES * 8;
-constexpr int OWN = GROUPS_OF_BLOCK * 8;                              // units of a block
-constexpr int K_TILES = (GATES * OWN + K_TILE - 1) / K_TILE;
+constexpr int UNITS_OF_BLOCK = GROUPS_OF_BLOCK * 8;                              // units of a block
+constexpr int K_TILES = (GATES * UNITS_OF_BLOCK + K_TILE - 1) / K_TILE;
 constexpr int MMA_ROWS = ((GROUPS + 1) / 2 + WARPS - 1) / WARPS;   // of 16 units, a warp
 constexpr int SLOTS = (GROUPS_OF_BLOCK * TILES + WARPS - 1) / WARPS;  // of a warp
 
@@ -28,14 +28,14 @@ constexpr int SLOTS = (GROUPS_OF_BLOCK * TILES + WARPS - 1) / WARPS;  // of a wa
 constexpr bool LATE = SHORT && SLOTS * TILES_IN_FLIGHT == 1 && K_TILES * MMA_ROWS <= 16;
 
 constexpr int DY_BYTES = 64 * SIZE;                                // dy of a slot
-constexpr int OPERAND_BYTES = K_TILES * TILES * 512;               // gate gradients of a turn
+constexpr int OPERAND_BYTES = K_TILES * TILES * 512;               // gate gradients of a product
 constexpr int SHARE_BYTES = TILES * GROUPS_OF_BLOCK * 256;            // dh from one block
 constexpr int SHARES_BYTES = CLUSTER * SHARE_BYTES;                // and from all: one buffer
 
-namespace own {  // a stack has another product, of other sizes
+namespace recurrent {  // a stack has another product, of other sizes
 #include "product.cuh"
 }
-using namespace own;
+using namespace recurrent;
 
 // In a stack: W_ih of the layer above, transposed. Rows are the block's units, K all gates of a
 // row; of that each input warp has a part.
@@ -102,8 +102,8 @@ backward(const __grid_constant__ Layers<BackwardArgs> all) {
     Inputs inputs;
     storage_t* d_gates[TILES_IN_FLIGHT][SLOTS];  // of the row that a lane stores
     bool has_row[TILES_IN_FLIGHT][SLOTS];
-    const uint32 bits[2] = {pin_if_room(1u << here.thread_in_group * 8),
-                            pin_if_room(1u << (here.thread_in_group * 8 + 4))};
+    const uint32 bits[2] = {keep_if_room(1u << here.thread_in_group * 8),
+                            keep_if_room(1u << (here.thread_in_group * 8 + 4))};
     const SavedPlace place(lane);
     const int later = args.reverse ? 0 : 1;
     int length[TILES_IN_FLIGHT][SLOTS][2];  // of a unit's two rows
@@ -111,17 +111,17 @@ backward(const __grid_constant__ Layers<BackwardArgs> all) {
     begin_slots(args, here, rows, time, tiles, later, inputs, d_gates, has_row, length, resets);
     const int ring_at = AT_RING + here.warp * RING_BYTES;
     int stage = 0, spare = RING_BYTES - STAGE_BYTES;  // of the ring: to be read, to be refilled
-    const Ring ring{shared_address(shared + ring_at), pin_if_room(lane * 16),
-                    pin_if_room(SLOT_BYTES + reset_offset(lane)), later};
-    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
+    const Ring ring{shared_address(shared + ring_at), keep_if_room(lane * 16),
+                    keep_if_room(SLOT_BYTES + reset_offset(lane)), later};
+    const uint32 reset_shift = uint32(args.reset_step_bytes) * 8;
     const RingBarriers ring_barriers(here, mbarriers + AT_RING_BARRIERS, here.layer < LAYERS - 1);
     // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
     load_weights(args, here, matrix, others);
     inputs.fill(args, here, time, ring, place, resets);
-    const int operand = pin(operand_start(here.thread_in_group, here.group_of_lane));
-    const int fragment = pin_if_room(ring_at + fragment_offset(lane));
+    const int operand = keep_in_register(operand_start(here.thread_in_group, here.group_of_lane));
+    const int fragment = keep_if_room(ring_at + fragment_offset(lane));
     int own_shares[SLOTS], own_gates[SLOTS][GATES], share_at[MMA_ROWS][2];
     uint32 owners[MMA_ROWS][2];
     find_offsets(here, mbarriers, own_shares, own_gates, share_at, owners);
@@ -140,7 +140,7 @@ backward(const __grid_constant__ Layers<BackwardArgs> all) {
             ring_barriers.await_inputs(i);
             float d_out[SLOTS][2], factor[SLOTS][2][FACTORS + 1];
             uint32 reset_rows[SLOTS];  // that were reset after the step: bit 4r of row r
-            load_slots(cells, place, ring_at, fragment, stage, ring.reset_at, reset_turn, f,
+            load_slots(cells, place, ring_at, fragment, stage, ring.reset_at, reset_shift, f,
                        resets, d_out, factor, reset_rows);
             ring_barriers.release(i);
             inputs.copy(args, here, time, ring, place, resets, i + STAGES - 1, spare, f);

@@ -10,12 +10,12 @@ constexpr bool ALL_LIVE = !LENGTHS && !PADDED;
 // The order of steps: step i undoes step count - 1 - i of forward, and memory moves with it.
 struct Time {
     int count, direction, first;
-    int64 moved;  // of the loop's strides, from time 0 to its first step
+    int64 to_first;  // strides of the loop from time 0 to `first`; both are negative unless reverse
 
     INLINE Time(const BackwardArgs& args, int number) {
         count = number;
         direction = args.reverse ? 1 : -1, first = args.reverse ? 0 : count - 1;
-        moved = direction * first;
+        to_first = direction * first;
     }
     INLINE int length(const BackwardArgs& args, int b) const {
         return b < 0 ? 0 : LENGTHS ? int(args.lengths[b]) : count;

@@ -19,7 +19,7 @@ struct Place {
 
     // In a stack an input warp has the place of the loop warp that it serves.
     INLINE explicit Place(int64 first_row_of_launch) {
-        thread = pin(LAYERS > 1 ? threadIdx.x % THREADS : threadIdx.x);
+        thread = keep_in_register(LAYERS > 1 ? threadIdx.x % THREADS : threadIdx.x);
         lane = thread & 31, warp = thread >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
         block = cluster_rank();
@@ -83,7 +83,7 @@ struct Inputs {
     const storage_t *dy[TILES_IN_FLIGHT][SLOTS], *saved[TILES_IN_FLIGHT][SLOTS];
     bool has_dy[TILES_IN_FLIGHT][SLOTS], has_saved[TILES_IN_FLIGHT][SLOTS];
 
-    // the sources of slot s in turn f; tiles: of 8 rows, in the batch
+    // the sources of slot s of product f; tiles: of 8 rows, in the batch
     INLINE void find(const BackwardArgs& args, const Place& here, const Time& time, int64 tiles,
                      const int* tile_rows, const Slot& slot, int f, int s) {
         const int group = here.first_group + slot.group;
@@ -92,16 +92,16 @@ struct Inputs {
         const int b = slot.owned && here.lane * 16 < DY_BYTES ? tile_rows[line] : -1;
         has_dy[f][s] = args.dy && b >= 0;
         dy[f][s] = has_dy[f][s]
-            ? advanced(args.dy, time.moved * args.dy_step_bytes) + b * args.dy_row + unit
+            ? advanced(args.dy, time.to_first * args.dy_step_bytes) + b * args.dy_row + unit
             : args.weight;
         const int64 tile = here.first_row / 8 + f * TILES + slot.tile;
         has_saved[f][s] = slot.owned && tile < tiles;
         saved[f][s] = has_saved[f][s]
-            ? advanced(args.saved, time.moved * args.saved_step_bytes) +
+            ? advanced(args.saved, time.to_first * args.saved_step_bytes) +
                   (tile * GROUPS + group) * (64 * SAVED) + saved_offset(here.lane)
             : args.weight;
     }
-    // step i of turn f, into a stage
+    // step i of product f, into a stage
     INLINE void copy(const BackwardArgs& args, const Place& here, const Time& time, Ring ring,
                      const SavedPlace& place, Resets (&resets)[TILES_IN_FLIGHT][SLOTS], int i,
                      int stage, int f) {
@@ -133,17 +133,17 @@ struct Inputs {
     }
 };
 
-// The row of a slot whose gate gradients a lane stores, -1 for none; and where they go.
+// Where a lane stores the gate gradients of row `row` of a slot, in the loop's first step.
 INLINE storage_t* first_gates(const BackwardArgs& args, const Place& here, const Time& time,
                               const Slot& slot, int row) {
-    return advanced(args.d_gates, time.moved * args.d_gates_step_bytes) +
+    return advanced(args.d_gates, time.to_first * args.d_gates_step_bytes) +
            int64(row) * (PLANES * UNITS) + (here.first_group + slot.group) * 8 +
            here.thread_in_group * 2;
 }
 
 // Offset of a lane's gate gradients of a slot in the operand of the block's product.
 INLINE int gates_offset(const Place& here, const Slot& slot, int gate) {
-    const int k = gate * OWN + slot.group * 8 + here.thread_in_group * 2;
+    const int k = gate * UNITS_OF_BLOCK + slot.group * 8 + here.thread_in_group * 2;
     return AT_GATES + operand_offset(k / PIECE_K, slot.tile, here.group_of_lane) +
            k % PIECE_K * sizeof(operand_t);
 }
@@ -162,16 +162,16 @@ INLINE void begin_slots(const BackwardArgs& args, const Place& here, const int* 
             const Slot slot = here.slot(s);
             const int* const tile_rows = rows + f * ROWS + slot.tile * 8;
             inputs.find(args, here, time, tiles, tile_rows, slot, f, s);
-            const int own = slot.owned ? tile_rows[here.group_of_lane] : -1;
-            has_row[f][s] = own >= 0;
-            d_gates[f][s] = first_gates(args, here, time, slot, own);
+            const int b = slot.owned ? tile_rows[here.group_of_lane] : -1;
+            has_row[f][s] = b >= 0;
+            d_gates[f][s] = first_gates(args, here, time, slot, b);
             #pragma unroll
             for (int c = 0; c < 2; ++c)  // padding stays 0
                 length[f][s][c] = slot.owned && here.unit(slot) < args.hidden
                     ? time.length(args, tile_rows[here.thread_in_group * 2 + c]) : 0;
             if (RESET)
-                resets[f][s].begin(args.reset, args.batch, own, time.first + later,
-                                   time.length(args, own));
+                resets[f][s].begin(args.reset, args.batch, b, time.first + later,
+                                   time.length(args, b));
         }
 }
 
@@ -184,15 +184,16 @@ INLINE void find_offsets(const Place& here, uint32 mbarriers, int (&own_shares)[
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
-        own_shares[s] = pin((slot.tile * GROUPS_OF_BLOCK + slot.group) * 256 +
-                            here.group_of_lane * 32 + here.thread_in_group * 8);
+        own_shares[s] = keep_in_register((slot.tile * GROUPS_OF_BLOCK + slot.group) * 256 +
+                                         here.group_of_lane * 32 + here.thread_in_group * 8);
         #pragma unroll
         for (int gate = 0; gate < GATES; ++gate) {
             const int offset = gates_offset(here, slot, gate);
             // where the swizzle repeats from gate to gate, one address is enough
-            const bool same = OWN / PIECE_K % 4 == 0 && gate > 0;
+            const bool same = UNITS_OF_BLOCK / PIECE_K % 4 == 0 && gate > 0;
             own_gates[s][gate] = same
-                ? own_gates[s][0] + gate * (OWN / PIECE_K) * PIECE_BYTES : pin(offset);
+                ? own_gates[s][0] + gate * (UNITS_OF_BLOCK / PIECE_K) * PIECE_BYTES
+                : keep_in_register(offset);
         }
     }
     #pragma unroll
@@ -201,10 +202,11 @@ INLINE void find_offsets(const Place& here, uint32 mbarriers, int (&own_shares)[
         for (int half = 0; half < 2; ++half) {
             const int group = min((here.warp * MMA_ROWS + m) * 2 + half, GROUPS - 1);
             const int owner = owner_of(group), its = group - first_group_of(owner);
-            share_at[m][half] = pin(AT_SHARES + (here.block * TILES * GROUPS_OF_BLOCK + its) * 256 +
-                                    here.group_of_lane * 32 + here.thread_in_group * 8);
+            share_at[m][half] = keep_in_register(
+                AT_SHARES + (here.block * TILES * GROUPS_OF_BLOCK + its) * 256 +
+                here.group_of_lane * 32 + here.thread_in_group * 8);
 #if CLUSTER > 1
-            owners[m][half] = pin(remote(mbarriers, owner));
+            owners[m][half] = keep_in_register(remote(mbarriers, owner));
 #endif
         }
 }
@@ -215,9 +217,9 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
     load_matrix(matrix, others, [&](int number, int s) {
         const int group = here.warp * MMA_ROWS * 2 + number;
         const int k = s * K_TILE + here.thread_in_group * PIECE_K;
-        const int gate = k / OWN, unit = here.first_group * 8 + k % OWN;
+        const int gate = k / UNITS_OF_BLOCK, unit = here.first_group * 8 + k % UNITS_OF_BLOCK;
         uint4 found = {};
-        if (group < GROUPS && gate < GATES && k % OWN < here.groups * 8)
+        if (group < GROUPS && gate < GATES && k % UNITS_OF_BLOCK < here.groups * 8)
             found = *reinterpret_cast<const uint4*>(
                 args.weight +
                 (int64(group * 8 + here.group_of_lane) * GATES + gate) * UNITS + unit);

@@ -37,7 +37,7 @@ struct Cells {
 // What step i needs before dh arrives: dy, the cells' factors, and the rows that were reset after
 // the step (bit 4r of row r).
 INLINE void load_slots(const Place& here, const Cells& cells, const SavedPlace& place,
-                       int fragment, uint32 reset_turn, int i, Resets (&resets)[SLOTS],
+                       int fragment, uint32 reset_shift, int i, Resets (&resets)[SLOTS],
                        float (&d_out)[SLOTS][2], float (&factor)[SLOTS][2][FACTORS + 1],
                        uint32 (&reset_rows)[SLOTS]) {
     #pragma unroll
@@ -47,7 +47,7 @@ INLINE void load_slots(const Place& here, const Cells& cells, const SavedPlace& 
         load_saved(entry + DY_BYTES, place, values);
         load_fragments<1>(entry + fragment, &d_out[s]);
         const bool is_reset =
-            RESET && resets[s].test(entry + SLOT_BYTES + reset_offset(here.lane), reset_turn);
+            RESET && resets[s].test(entry + SLOT_BYTES + reset_offset(here.lane), reset_shift);
         find_factors(values, cells.vector[s], factor[s]);
         if (RESET) reset_rows[s] = __ballot_sync(~0u, is_reset);
     }

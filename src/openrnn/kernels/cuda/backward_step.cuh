@@ -3,7 +3,7 @@
 // What a step needs before dh arrives: dy, the cells' factors, and the rows that were reset after
 // the step (bit 4r of row r).
 INLINE void load_slots(const Cells& cells, const SavedPlace& place, int ring_at, int fragment,
-                       int stage, int reset_at, uint32 reset_turn, int f,
+                       int stage, int reset_at, uint32 reset_shift, int f,
                        Resets (&resets)[TILES_IN_FLIGHT][SLOTS], float (&d_out)[SLOTS][2],
                        float (&factor)[SLOTS][2][FACTORS + 1], uint32 (&reset_rows)[SLOTS]) {
     #pragma unroll
@@ -13,7 +13,7 @@ INLINE void load_slots(const Cells& cells, const SavedPlace& place, int ring_at,
         load_saved(shared + ring_at + entry + DY_BYTES, place, values);
         load_fragments<1>(shared + fragment + entry, &d_out[s]);
         const bool is_reset =
-            RESET && resets[f][s].test(shared + ring_at + entry + reset_at, reset_turn);
+            RESET && resets[f][s].test(shared + ring_at + entry + reset_at, reset_shift);
         find_factors(values, cells.vector[s], factor[s]);
         if (RESET) reset_rows[s] = __ballot_sync(~0u, is_reset);
     }
@@ -24,8 +24,8 @@ INLINE void wait_for_shares(const Place& here, uint32 mbarriers, int f, int writ
                             uint32 phase, int message_bytes) {
 #if CLUSTER > 1
     // A step's gate gradients are written over those that the step before multiplied. Messages say
-    // that their senders have read them, not that this block's other warps have; with two turns the
-    // other turn's barrier says that. Here warps wait for messages anyway.
+    // that their senders have read them, not that this block's other warps have; with two products
+    // in flight the other one's barrier says that. Here warps wait for messages anyway.
     if (TILES_IN_FLIGHT == 1) loop_barrier();
     const uint32 mbarrier = mbarriers + f * 16 + (8 - write_mbarrier);
     mbarrier_wait(mbarrier, phase);
@@ -167,9 +167,9 @@ INLINE void finish(const BackwardArgs& args, const Place& here, const Time& time
         const int group = first_group + slot.group, unit = group * 8 + group_of_lane;
         #pragma unroll
         for (int f = 0; f < TILES_IN_FLIGHT; ++f) {
-            const int64 own = rows[f * ROWS + slot.tile * 8 + group_of_lane];
-            if (LENGTHS && own >= 0)
-                store_no_gradients(args.d_gates, time.count * args.batch + own, args.batch,
+            const int64 row = rows[f * ROWS + slot.tile * 8 + group_of_lane];
+            if (LENGTHS && row >= 0)
+                store_no_gradients(args.d_gates, time.count * args.batch + row, args.batch,
                                    group * 8 + thread_in_group * 2,
                                    int(args.steps) - time.count);
             #pragma unroll

@@ -27,7 +27,7 @@ INLINE void cluster_barrier() {
 
 // the four warps of a warpgroup have arrived
 INLINE void warpgroup_barrier(int number) {
-    asm volatile("barrier.sync %0, 128;" ::"r"(number + 1) : "memory");
+    asm volatile("barrier.sync %0, 128;" ::"r"(number + WARPGROUP_BARRIERS) : "memory");
 }
 
 // st.async: stores into another block, whose mbarrier counts the bytes
@@ -74,17 +74,17 @@ INLINE void mbarrier_init(uint32 mbarrier, int arrivals) {
 // The acquire has the scope of the block, as CUTLASS has it for copies of other blocks: what
 // arrives lies in this block's shared memory. Scope cluster would invalidate L1 in each step.
 INLINE void mbarrier_wait(uint32 mbarrier, uint32 phase) {
-    uint32 here = 0;
+    uint32 over = 0;
 #if SPIN_LIMIT
     for (int tries = 0; tries < SPIN_LIMIT; ++tries) {
 #else
     while (true) {
 #endif
-        asm volatile("{\n.reg .pred here;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 here, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, here;\n}" : "=r"(here) : "r"(mbarrier), "r"(phase)
+        asm volatile("{\n.reg .pred over;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, over;\n}" : "=r"(over) : "r"(mbarrier), "r"(phase)
                      : "memory");
-        if (here) return;
+        if (over) return;
     }
 #if SPIN_LIMIT
     __trap();

@@ -3,12 +3,12 @@
 #include "config.cuh"
 #include "numbers.cuh"
 
-// The same value, but opaque: the compiler holds it in a register instead of computing it again
+// The same value, but opaque: the compiler keeps it in a register instead of computing it again
 // wherever it is used.
 template <class Number>
-INLINE Number pin(Number value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
+INLINE Number keep_in_register(Number value) { return __shfl_sync(~0u, value, threadIdx.x & 31); }
 template <class Number>
-INLINE Number pin_if_room(Number value) { return LOW_REGISTER ? value : pin(value); }
+INLINE Number keep_if_room(Number value) { return LOW_REGISTER ? value : keep_in_register(value); }
 
 // The opposite: read again, so that what a kernel needs after its loop holds no register in it.
 INLINE int reread_thread() {
@@ -20,6 +20,19 @@ INLINE int64 reread(int64 argument) {
     int64 same;
     asm volatile("mov.b64 %0, %1;" : "=l"(same) : "l"(argument));
     return same;
+}
+
+// The numbers of named barriers. Uses that share a number are in different kernels: stacks in
+// clusters have no wgmma, and only kernels with multicast have warps that multiply and do no more.
+enum NamedBarrier {
+    LOOP_BARRIER = 1,       // the loop warps of a stack
+    INPUT_BARRIER = 2,      // its input warps
+    PRODUCT_BARRIER = 1,    // the warps that multiply, with multicast
+    WARPGROUP_BARRIERS = 1  // of the first warpgroup; the next ones follow
+};
+template <int NUMBER, int THREADS>
+INLINE void sync_barrier() {
+    asm volatile("barrier.sync %0, %1;" ::"n"(NUMBER), "n"(THREADS) : "memory");
 }
 
 // A pointer so many bytes on. Through an integer the compiler would forget that it is to global

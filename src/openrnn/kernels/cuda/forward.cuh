@@ -97,9 +97,9 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
     Resets resets[TILES_IN_FLIGHT][TILES];
     storage_t* y[TILES_IN_FLIGHT][TILES];
     const SavedPlace saved_place(here.lane);
-    const RowBits bits(uint32(pin(1 << here.thread_in_group * 8)),
-                       uint32(pin(1 << (here.thread_in_group * 8 + 4))));
-    const uint32 own_bit = pin_if_room(1u << here.group_of_lane * 4);
+    const RowBits bits(uint32(keep_in_register(1 << here.thread_in_group * 8)),
+                       uint32(keep_in_register(1 << (here.thread_in_group * 8 + 4))));
+    const uint32 own_bit = keep_if_room(1u << here.group_of_lane * 4);
     const int later = args.reverse ? 0 : 1;
     begin_rows(args, here, rows, time, later, row, length, resets, y);
     storage_t* saved = first_saved(args, here, time);
@@ -107,18 +107,18 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
     const int ring_at = AT_RING + here.warp * RING_BYTES;
     Inputs inputs;
     inputs.begin(args, here, time, rows);
-    const Ring ring{pin_if_room(shared_address(shared + ring_at + here.lane * 16)), mbarriers,
-                    pin_if_room(ring_at + INPUT_BYTES + reset_offset(here.lane)), later, steps};
+    const Ring ring{keep_if_room(shared_address(shared + ring_at + here.lane * 16)), mbarriers,
+                    keep_if_room(ring_at + INPUT_BYTES + reset_offset(here.lane)), later, steps};
     const RingBarriers ring_barriers(here, mbarriers + AT_RING_BARRIERS, here.layer > 0);
-    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
+    const uint32 reset_shift = uint32(args.reset_step_bytes) * 8;
     // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
     load_weights(args, args.weight, here, matrix, others);
     inputs.fill(args, here, time, ring, resets);
     // offsets computed once: with few rows a step takes as long as its instructions
-    const int operand = pin(operand_start(here.thread_in_group, here.group_of_lane));
-    const int fragment = pin_if_room(ring_at + fragment_offset(here.lane));
+    const int operand = keep_in_register(operand_start(here.thread_in_group, here.group_of_lane));
+    const int fragment = keep_if_room(ring_at + fragment_offset(here.lane));
     int write_at[GROUPS_OF_WARP];
     #pragma unroll
     for (int j = 0; j < GROUPS_OF_WARP; ++j) write_at[j] = hidden_sum(here, j);
@@ -150,7 +150,7 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
             for (int n = 0; n < TILES; ++n)
                 tile[n].read(t, length[f][n], resets[f][n],
                              shared + ring.reset_at + stage + f * ENTRY_BYTES + n * RESET_BYTES,
-                             reset_turn);
+                             reset_shift);
             wait_for_hidden(here, mbarriers + f * 16 + read_mbarrier, phase);
             product(sums, matrix, others,  // sums += R h
                     shared + f * (2 * HIDDEN_BYTES) + read_at + operand);

@@ -6,12 +6,12 @@
 // The order of steps: `count` of them, from time `first` on.
 struct Time {
     int count, direction, first;  // direction: 1 or, in reverse, -1
-    int64 moved;                  // strides of the loop from time 0 to `first`
+    int64 to_first;  // strides of the loop from time 0 to `first`; both are negative in reverse
 
     INLINE Time(const ForwardArgs& args, int number) {
         count = number;
         direction = args.reverse ? -1 : 1, first = args.reverse ? count - 1 : 0;
-        moved = direction * first;
+        to_first = direction * first;
     }
 };
 
@@ -38,10 +38,11 @@ struct TileRows {
     uint32 reset;  // RESET: rows that are reset after the step
     bool resets;   // RESET: whether this lane's row is
 
-    // copied: the ring's resets of this lane's row; turn: see Resets
-    INLINE void read(int t, int length, Resets& own, const unsigned char* copied, uint32 turn) {
+    // copied: the ring's resets of this lane's row; shift: see Resets
+    INLINE void read(int t, int length, Resets& of_row, const unsigned char* copied,
+                     uint32 shift) {
         if (LENGTHS) live = __ballot_sync(~0u, t < length);
-        if (RESET) resets = own.test(copied, turn);
+        if (RESET) resets = of_row.test(copied, shift);
     }
     INLINE void vote() {
         if (RESET) reset = __ballot_sync(~0u, resets);

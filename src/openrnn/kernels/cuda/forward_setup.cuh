@@ -9,7 +9,7 @@ struct Place {
 
     // In a stack an input warp has the place of the loop warp that it serves.
     INLINE explicit Place(int64 first_row_of_launch) {
-        thread = pin(LAYERS > 1 ? threadIdx.x % THREADS : threadIdx.x);
+        thread = keep_in_register(LAYERS > 1 ? threadIdx.x % THREADS : threadIdx.x);
         lane = thread & 31, warp = thread >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
         block = cluster_rank();
@@ -92,12 +92,12 @@ struct Inputs {
                 steps[f][copy] =
                     b >= 0 && j < GROUPS_OF_WARP && group < here.end_group ? time.count : 0;
                 source[f][copy] = steps[f][copy]
-                    ? advanced(args.x, time.moved * args.x_step_bytes) + b * args.x_row +
+                    ? advanced(args.x, time.to_first * args.x_step_bytes) + b * args.x_row +
                           gate * args.x_gate + group * 8 + unit
                     : args.x;
             }
     }
-    // step i of turn f, into a stage
+    // step i of product f, into a stage
     INLINE void copy(const ForwardArgs& args, const Place& here, const Time& time, Ring ring,
                      Resets (&resets)[TILES_IN_FLIGHT][TILES], int i, int stage, int f) {
         #pragma unroll
@@ -130,25 +130,26 @@ struct Inputs {
 INLINE void begin_rows(const ForwardArgs& args, const Place& here, const int* rows,
                        const Time& time, int later, int (&row)[TILES_IN_FLIGHT][TILES],
                        int (&length)[TILES_IN_FLIGHT][TILES],
-                        Resets (&resets)[TILES_IN_FLIGHT][TILES],
+                       Resets (&resets)[TILES_IN_FLIGHT][TILES],
                        storage_t* (&y)[TILES_IN_FLIGHT][TILES]) {
     #pragma unroll
     for (int f = 0; f < TILES_IN_FLIGHT; ++f)
         #pragma unroll
         for (int n = 0; n < TILES; ++n) {
-            const int own = rows[f * ROWS + n * 8 + here.group_of_lane];
-            row[f][n] = own;
-            if (LENGTHS) length[f][n] = own < 0 ? 0 : int(args.lengths[own]);
+            const int b = rows[f * ROWS + n * 8 + here.group_of_lane];
+            row[f][n] = b;
+            if (LENGTHS) length[f][n] = b < 0 ? 0 : int(args.lengths[b]);
             if (RESET)
-                resets[f][n].begin(args.reset, args.batch, own, time.first + later, length[f][n]);
-            y[f][n] = advanced(args.y, time.moved * args.y_step_bytes) + own * args.y_row +
+                resets[f][n].begin(args.reset, args.batch, b, time.first + later, length[f][n]);
+            y[f][n] = advanced(args.y, time.to_first * args.y_step_bytes) + b * args.y_row +
                       here.pair_unit(0);
         }
 }
 
-// Where this lane's saved activations of the first step are: of turn 0, tile 0 and the first group.
+// Where this lane's saved activations of the first step are: of product 0, tile 0 and the first
+// group.
 INLINE storage_t* first_saved(const ForwardArgs& args, const Place& here, const Time& time) {
-    return advanced(args.saved, time.moved * args.saved_step_bytes) +
+    return advanced(args.saved, time.to_first * args.saved_step_bytes) +
            here.first_row / 8 * TILE_SAVED + here.first_group * (64 * SAVED) +
            saved_offset(here.lane);
 }
@@ -158,7 +159,8 @@ INLINE storage_t* first_saved(const ForwardArgs& args, const Place& here, const 
 INLINE int hidden_sum(const Place& here, int j) {
     const int group = here.first_group + j;
     const int piece = SHORT ? group : group * 2 + (here.thread_in_group >> 1);
-    return pin(2 * AT_HIDDEN + HIDDEN_BYTES + operand_offset(piece, 0, here.group_of_lane));
+    return keep_in_register(2 * AT_HIDDEN + HIDDEN_BYTES +
+                            operand_offset(piece, 0, here.group_of_lane));
 }
 
 // The shared memory of the blocks that a lane sends h to, lanes with the same piece to different
@@ -168,7 +170,7 @@ INLINE void begin_exchange(const Place& here, uint32 mbarriers, uint32 (&peers)[
     #pragma unroll
     for (int i = 0; i < SENDS; ++i) {
         const int other = (here.lane % PIECE_LANES) + i * PIECE_LANES + here.block;
-        peers[i] = pin(remote(mbarriers, other % CLUSTER));
+        peers[i] = keep_in_register(remote(mbarriers, other % CLUSTER));
     }
 #endif
     blocks_barrier();

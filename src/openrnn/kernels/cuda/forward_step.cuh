@@ -85,9 +85,9 @@ INLINE void store_tile_saved(const ForwardArgs& args, const Place& here, storage
         store_saved(saved + (f * TILES + n) * TILE_SAVED + j * (64 * SAVED), rest, values);
 }
 
-// A group's cells in tile n of turn f in step i, at time t: h for the next step, y and saved
-// activations. given: the input side; row, y: what the lane stores of the tile; saved: of turn 0,
-// rest: see SavedPlace; write_at, read_at: see `hidden_sum`; peers: the lane's.
+// A group's cells in tile n of product f in step i, at time t: h for the next step, y and saved
+// activations. given: the input side; row, y: what the lane stores of the tile; saved: see
+// `first_saved`; rest: see SavedPlace; write_at, read_at: see `hidden_sum`; peers: the lane's.
 INLINE void step_group(const ForwardArgs& args, const Place& here, const int* rows,
                        const Sums& sums, const float (&given)[GATES][2], const TileRows& tile,
                        const RowBits& bits, uint32 own_bit, int rest, int f, int j, int n, int t,

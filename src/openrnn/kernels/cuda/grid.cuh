@@ -23,10 +23,10 @@ constexpr int K_TILES = ((K + K_TILE - 1) / K_TILE + SHARES - 1) / SHARES;  // o
 constexpr int PIECES = K_TILES * K_WARPS * 4;  // of a block: 16 bytes of K each
 constexpr int M_WARPS = WARPS / K_WARPS;
 constexpr int MMA_ROWS = ((GROUPS_OF_CLUSTER * SUMS + 1) / 2 + M_WARPS - 1) / M_WARPS;
-constexpr int OWN_SLOTS = (GROUPS_OF_CLUSTER * TILES + CLUSTER - 1) / CLUSTER;  // of a block
-constexpr int SLOTS = (OWN_SLOTS + WARPS - 1) / WARPS;                       // of a warp
+constexpr int BLOCK_SLOTS = (GROUPS_OF_CLUSTER * TILES + CLUSTER - 1) / CLUSTER;  // of a block
+constexpr int SLOTS = (BLOCK_SLOTS + WARPS - 1) / WARPS;                       // of a warp
 constexpr int OPERAND_BYTES = K_TILES * K_WARPS * TILES * 512;
-constexpr int SHARES_BYTES = OWN_SLOTS * SHARES * SUMS * 256;
+constexpr int SHARES_BYTES = BLOCK_SLOTS * SHARES * SUMS * 256;
 
 #include "product.cuh"
 
@@ -73,7 +73,7 @@ struct Place {
     }
     INLINE Slot slot(int s) const {  // of this warp
         const int number = (s * WARPS + warp) * CLUSTER + block, group = number / TILES;
-        return {group, number % TILES, s * WARPS + warp < OWN_SLOTS && group < groups};
+        return {group, number % TILES, s * WARPS + warp < BLOCK_SLOTS && group < groups};
     }
     INLINE int unit(const Slot& slot) const {
         return (first_group + slot.group) * 8 + group_of_lane;

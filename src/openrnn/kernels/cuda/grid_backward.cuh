@@ -37,7 +37,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     const int later = args.reverse ? 0 : 1;
     storage_t* d_gates[SLOTS];
     const int64 tiles = (args.batch + 7) / 8;
-    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
+    const uint32 reset_shift = uint32(args.reset_step_bytes) * 8;
     bool works = threadIdx.x < 32;  // waits for shares; the first thread always opens the mbarrier
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
@@ -51,7 +51,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
         if (RESET)
             resets[s].begin(args.reset, args.batch, row[s], time.first + later,
                             time.length(args, row[s]));
-        d_gates[s] = advanced(args.d_gates, time.moved * args.d_gates_step_bytes) +
+        d_gates[s] = advanced(args.d_gates, time.to_first * args.d_gates_step_bytes) +
                      row[s] * GATES_ROW + (here.first_group + slot.group) * 8 +
                      thread_in_group * 2;
     }
@@ -65,7 +65,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)
         inputs.copy(args, here, time, place, later, owned, resets, i);
-    const int fragment = pin_if_room(fragment_offset(lane));
+    const int fragment = keep_if_room(fragment_offset(lane));
     cluster_barrier();
 
     uint32 wait = uint32(args.delay) * FINE;  // before the first poll
@@ -74,7 +74,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
         if (i > 0) {
             streamed.begin();
             fetch(here, wait,
-                  advanced(args.d_gates, (time.moved + i - 1) * args.d_gates_step_bytes) +
+                  advanced(args.d_gates, (time.to_first + i - 1) * args.d_gates_step_bytes) +
                       RIGHT * UNITS,
                   GATES_ROW, rows, shared + AT_OPERAND + now * OPERAND_BYTES);
             __syncthreads();
@@ -88,7 +88,7 @@ backward(const __grid_constant__ BackwardArgs given_args) {
         if (i < time.count) {
             await_copies<STAGES - 2>();
             __syncwarp();
-            load_slots(here, cells, place, fragment, reset_turn, i, resets, d_out, factor,
+            load_slots(here, cells, place, fragment, reset_shift, i, resets, d_out, factor,
                        reset_rows);
             inputs.copy(args, here, time, place, later, owned, resets, i + STAGES - 1);
         }

@@ -6,7 +6,6 @@ INLINE int entry_of(const Place& here, int s, int i) {
     return AT_RING + ((here.warp * SLOTS + s) * STAGES + i % STAGES) * ENTRY_BYTES;
 }
 
-
 // A warp's ring buffer of inputs: dy, saved activations and resets of its slots.
 struct Inputs {
     const storage_t *dy[SLOTS], *saved[SLOTS];
@@ -20,12 +19,12 @@ struct Inputs {
         const int line = here.lane * PIECE / 8;
         const int b = slot.owned && here.lane * 16 < DY_BYTES ? tile_rows[line] : -1;
         has_dy[s] = args.dy && b >= 0;
-        dy[s] = has_dy[s] ? advanced(args.dy, time.moved * args.dy_step_bytes) + b * args.dy_row +
-                                group * 8 + here.lane * PIECE % 8
+        dy[s] = has_dy[s] ? advanced(args.dy, time.to_first * args.dy_step_bytes) +
+                                b * args.dy_row + group * 8 + here.lane * PIECE % 8
                           : args.weight;
         const int64 tile = here.first_row / 8 + slot.tile;
         has_saved[s] = slot.owned && tile < tiles;
-        saved[s] = has_saved[s] ? advanced(args.saved, time.moved * args.saved_step_bytes) +
+        saved[s] = has_saved[s] ? advanced(args.saved, time.to_first * args.saved_step_bytes) +
                                       (tile * GROUPS + group) * (64 * SAVED) +
                                       saved_offset(here.lane)
                                 : args.weight;

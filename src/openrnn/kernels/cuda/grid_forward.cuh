@@ -56,16 +56,16 @@ forward(const __grid_constant__ ForwardArgs given_args) {
         if (RESET)
             resets[s].begin(args.reset, args.batch, row[s], time.first + later, length[s]);
         const int64 tile = here.first_row / 8 + slot.tile;
-        y[s] = advanced(args.y, time.moved * args.y_step_bytes) + row[s] * args.y_row +
+        y[s] = advanced(args.y, time.to_first * args.y_step_bytes) + row[s] * args.y_row +
                group * 8 + thread_in_group * 2;
-        message_at[s] = advanced(flags, time.moved * flags_step_bytes) +
+        message_at[s] = advanced(flags, time.to_first * flags_step_bytes) +
                         row[s] * flags_row + group * 8 + thread_in_group * 2;
         has_saved[s] = SAVE && owned[s] && tile < tiles;
-        saved[s] = advanced(args.saved, time.moved * args.saved_step_bytes) +
+        saved[s] = advanced(args.saved, time.to_first * args.saved_step_bytes) +
                    (tile * GROUPS + group) * (64 * SAVED) + saved_offset(lane);
     }
     const int ring_at = AT_RING + here.warp * SLOTS * STAGES * ENTRY_BYTES;
-    const uint32 reset_turn = uint32(args.reset_step_bytes) * 8;
+    const uint32 reset_shift = uint32(args.reset_step_bytes) * 8;
     Inputs inputs;
     inputs.begin(args, here, time, rows);
     Matrix matrix;
@@ -85,7 +85,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
         const int t = time.first + time.direction * i, now = i & 1;
         streamed.begin();
         if (i > 0)
-            fetch(here, wait, advanced(flags, (time.moved + i - 1) * flags_step_bytes),
+            fetch(here, wait, advanced(flags, (time.to_first + i - 1) * flags_step_bytes),
                   flags_row, rows, shared + AT_OPERAND + now * OPERAND_BYTES);
         __syncthreads();
         multiply_and_send(here, matrix, others, streamed, mbarriers, now);
@@ -106,7 +106,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
             tile[s].read(t, length[s], resets[s],
                          shared + ring_at + (s * STAGES + i % STAGES) * ENTRY_BYTES + SLOT_BYTES +
                              reset_offset(lane),
-                         reset_turn);
+                         reset_shift);
             tile[s].vote();
         }
         if (works) wait_for_shares(here, mbarriers, i);

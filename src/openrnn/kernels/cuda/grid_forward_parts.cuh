@@ -37,7 +37,7 @@ struct Inputs {
                 const int b = rows[slot.tile * 8 + number * PIECE / 8 % 8];
                 taken[s][copy] = b >= 0 && gate < GATES && slot.owned ? 16 : 0;
                 source[s][copy] = taken[s][copy]
-                    ? advanced(args.x, time.moved * args.x_step_bytes) + b * args.x_row +
+                    ? advanced(args.x, time.to_first * args.x_step_bytes) + b * args.x_row +
                           gate * args.x_gate + (here.first_group + slot.group) * 8 +
                           number * PIECE % 8
                     : args.x;

@@ -27,7 +27,7 @@ INLINE void blocks_barrier() {
 // the threads of all loop warps
 INLINE void loop_barrier() {
 #if LAYERS > 1
-    asm volatile("barrier.sync 1, %0;" ::"n"(THREADS) : "memory");
+    sync_barrier<LOOP_BARRIER, THREADS>();
 #else
     __syncthreads();
 #endif

@@ -141,7 +141,7 @@ struct Place {
 // Makes R in shared memory visible to wgmma and waits for all product warps.
 INLINE void share_weights() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("barrier.sync 1, %0;" ::"n"(PRODUCT_WARPS * 32) : "memory");
+    sync_barrier<PRODUCT_BARRIER, PRODUCT_WARPS * 32>();
 }
 
 // This warpgroup's shares of the sums of a turn, over its part of K, to shared memory: [group,

@@ -173,34 +173,35 @@ struct SetCells {
     // Copies the inputs of step i.
     INLINE void copy_inputs(const BackwardArgs& args, const Place& block, const Time& time,
                             const int* block_rows, const SavedPlace& saved_place, int i) {
-        const Place place = this->place(block);
+        const Place here = place(block);
         const int* const rows = this->rows(block_rows);
         const bool exists = i < time.count;
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
-            const Slot slot = place.slot(s);
-            const uint32 target = shared_address(shared) + entry_of(place, s, i);
-            if (place.lane * 16 < DY_BYTES) {  // 16 bytes of dy: [row, 8 units]
-                const int b = slot.owned ? rows[slot.tile * 8 + place.lane] : -1;
-                const bool here = exists && args.dy && b >= 0;
-                copy_async<16>(target + place.lane * 16,
-                               here ? advanced(args.dy, (time.moved + i) * args.dy_step_bytes) +
-                                          b * args.dy_row + place.group(slot) * 8
-                                    : args.weight,
-                               here ? 16 : 0);
+            const Slot slot = here.slot(s);
+            const uint32 target = shared_address(shared) + entry_of(here, s, i);
+            if (here.lane * 16 < DY_BYTES) {  // 16 bytes of dy: [row, 8 units]
+                const int b = slot.owned ? rows[slot.tile * 8 + here.lane] : -1;
+                const bool has_dy = exists && args.dy && b >= 0;
+                copy_async<16>(
+                    target + here.lane * 16,
+                    has_dy ? advanced(args.dy, (time.to_first + i) * args.dy_step_bytes) +
+                                 b * args.dy_row + here.group(slot) * 8
+                           : args.weight,
+                    has_dy ? 16 : 0);
             }
-            const int64 tile = place.first_row / 8 + slot.tile;
-            const bool here = exists && slot.owned && tile * 8 < args.batch;
+            const int64 tile = here.first_row / 8 + slot.tile;
+            const bool has_saved = exists && slot.owned && tile * 8 < args.batch;
             copy_saved_async(
                 target + DY_BYTES,
-                here ? advanced(args.saved, (time.moved + i) * args.saved_step_bytes) +
-                           (tile * GROUPS + place.group(slot)) * (64 * SAVED) +
-                           saved_offset(place.lane)
-                     : args.weight,
-                saved_place, here);
+                has_saved ? advanced(args.saved, (time.to_first + i) * args.saved_step_bytes) +
+                                (tile * GROUPS + here.group(slot)) * (64 * SAVED) +
+                                saved_offset(here.lane)
+                          : args.weight,
+                saved_place, has_saved);
             if (RESET)
-                resets[s].copy(target + SLOT_BYTES + reset_offset(place.lane),
-                               place.thread_in_group, time.direction, args.reset_step_bytes,
+                resets[s].copy(target + SLOT_BYTES + reset_offset(here.lane),
+                               here.thread_in_group, time.direction, args.reset_step_bytes,
                                slot.owned && exists && (i > 0 || args.reverse));
         }
         commit_copies();
@@ -284,7 +285,7 @@ INLINE void step_set(const BackwardArgs& args, const Place& block, const int* bl
         const Slot slot = here.slot(s);
         const int row = at.row(block, block_rows, slot);
         results.d_gates[s] = row < 0 ? nullptr
-            : advanced(args.d_gates, (time.moved + i) * args.d_gates_step_bytes) +
+            : advanced(args.d_gates, (time.to_first + i) * args.d_gates_step_bytes) +
                   row * GATES_ROW + here.group(slot) * 8 + here.thread_in_group * 2;
     }
     if (!CELLS_WAIT) results.store_all();
@@ -295,7 +296,7 @@ INLINE void compute(const BackwardArgs& args, const Place& here, const Exchange&
                     const Time& time, const int* rows) {
     const uint32 bits[2] = {1u << here.thread_in_group * 8, 1u << (here.thread_in_group * 8 + 4)};
     const SavedPlace saved_place(here.lane);
-    const int fragment = pin_if_room(fragment_offset(here.lane));
+    const int fragment = keep_if_room(fragment_offset(here.lane));
     SetCells sets[SETS_OF_WARP];  // every CELL_WARPGROUPS-th
     #pragma unroll
     for (int number = 0; number < SETS_OF_WARP; ++number)

@@ -83,7 +83,7 @@ struct SetCells {
     }
     // Copies the inputs of step i.
     INLINE void copy(const ForwardArgs& args, const Place& here, const Time& time, int i) {
-        const storage_t* const x = advanced(args.x, (time.moved + i) * args.x_step_bytes);
+        const storage_t* const x = advanced(args.x, (time.to_first + i) * args.x_step_bytes);
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const uint32 target = shared_address(shared) + entry(here, s);
@@ -153,7 +153,7 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
                      const UnitConstants (&constants)[GROUPS_OF_WARP], const RowBits& bits,
                      Given& given, SetCells& cells, Results& results, int turn, int i) {
     const int t = time.first + time.direction * i;
-    const int64 moved = time.moved + i;
+    const int64 strides = time.to_first + i;  // of the loop, from time 0
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
         const Slot slot = here.slot(s);
@@ -185,10 +185,10 @@ INLINE void step_set(const ForwardArgs& args, const Place& here, const Exchange&
         if (!slot.owned) continue;
         const int first = here.group(slot) * 8 + here.thread_in_group * 2;
         results.y[s] = cells.row[s] < 0 ? nullptr
-            : advanced(args.y, moved * args.y_step_bytes) + cells.row[s] * args.y_row + first;
+            : advanced(args.y, strides * args.y_step_bytes) + cells.row[s] * args.y_row + first;
         const int64 tile = (here.first_row + cells.set * SET_ROWS) / 8 + slot.tile;
         results.saved[s] = !SAVE || tile * 8 >= args.batch ? nullptr
-            : advanced(args.saved, moved * args.saved_step_bytes) +
+            : advanced(args.saved, strides * args.saved_step_bytes) +
                   (tile * GROUPS + here.group(slot)) * (64 * SAVED) + saved_offset(here.lane);
         if (RESET)
             reset_cells(cells.state[s], given.tiles[s].reset, bits.pair, args.reset_state,

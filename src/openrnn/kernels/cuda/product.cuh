@@ -71,7 +71,8 @@ INLINE int place_in_matrix(int thread) {
 }
 INLINE unsigned char* matrix_of(unsigned char* matrices, int thread) {
     const int first = thread >> 5 & (WGMMA ? ~3 : ~0);
-    return matrices + pin(first * MATRIX_BYTES + place_in_matrix(thread & (WGMMA ? 127 : 31)));
+    return matrices + keep_in_register(first * MATRIX_BYTES +
+                                       place_in_matrix(thread & (WGMMA ? 127 : 31)));
 }
 
 #if WGMMA
@@ -85,9 +86,9 @@ INLINE uint4 dealt(uint4 mine) {
     const int lane = threadIdx.x & 31;
     uint32 found[4];
     #pragma unroll
-    for (int turn = 0; turn < 4; ++turn)
-        found[turn] = __shfl_sync(~0u, picked(mine, lane - turn & 3),
-                                  (lane & ~3) | (lane + turn & 3));
+    for (int round = 0; round < 4; ++round)
+        found[round] = __shfl_sync(~0u, picked(mine, lane - round & 3),
+                                   (lane & ~3) | (lane + round & 3));
     const uint4 words = make_uint4(found[0], found[1], found[2], found[3]);
     return make_uint4(picked(words, -lane & 3), picked(words, 1 - lane & 3),
                       picked(words, 2 - lane & 3), picked(words, 3 - lane & 3));
@@ -132,8 +133,8 @@ INLINE void load_matrix(Matrix& matrix, unsigned char* others, Load load) {
     #pragma unroll
     for (int m = 0; m < MMA_ROWS; ++m)
         #pragma unroll
-        for (int turn = 0; turn < K_TILES; ++turn) {
-            const int s = HALF_OPERANDS ? turn : K_TILES - 1 - turn;
+        for (int loaded = 0; loaded < K_TILES; ++loaded) {
+            const int s = HALF_OPERANDS ? loaded : K_TILES - 1 - loaded;
             hold(matrix, others, no_stream(), m, s, load(2 * m, s), load(2 * m + 1, s));
         }
 }

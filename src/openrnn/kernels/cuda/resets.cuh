@@ -12,13 +12,13 @@ struct Resets {
 
     // step: of the reset that is copied, and tested, first
     INLINE void begin(const unsigned char* reset, int64 batch, int row, int step, int length) {
-        next = reset + step * batch + max(row, 0), time = step, end = pin_if_room(length);
+        next = reset + step * batch + max(row, 0), time = step, end = keep_if_room(length);
         mask = row < 0 ? 0 : 255u << (uint32(reinterpret_cast<int64>(next)) & 3) * 8;
     }
-    // Whether the row is reset; then the mask moves on, by `turn` bits, to where its byte is next.
-    INLINE bool test(const unsigned char* copied, uint32 turn) {
+    // Whether the row is reset; then the mask is rotated by `shift` bits to where its byte is next.
+    INLINE bool test(const unsigned char* copied, uint32 shift) {
         const bool found = *reinterpret_cast<const uint32*>(copied) & mask;
-        mask = __funnelshift_l(mask, mask, turn);
+        mask = __funnelshift_l(mask, mask, shift);
         return found;
     }
     // Copies the row's four bytes, by the first of the four lanes that have the row, if `exists`

@@ -16,8 +16,8 @@ struct SavedPlace {
     int full, last;  // in the copy in shared memory: bytes in a full plane, and in the last
 
     INLINE explicit SavedPlace(int lane) {
-        rest = pin_if_room(FULL_PLANES * 256 + lane * 2 * (REST - 4));
-        full = pin_if_room(lane * PLANE_BYTES), last = pin_if_room(lane * REST_BYTES);
+        rest = keep_if_room(FULL_PLANES * 256 + lane * 2 * (REST - 4));
+        full = keep_if_room(lane * PLANE_BYTES), last = keep_if_room(lane * REST_BYTES);
     }
 };
 INLINE int saved_offset(int lane) { return lane * 8; }

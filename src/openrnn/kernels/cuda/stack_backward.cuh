@@ -64,7 +64,7 @@ INLINE void multiply_inputs(const BackwardArgs& args, const Place& here, const i
                         operand_start(here.thread_in_group, here.group_of_lane);
     const Time time(args, int(LENGTHS ? args.lengths[args.order[here.first_row]] : args.steps));
     const storage_t* const d_gates = upper.d_gates;
-    Polls polls(here, advanced(d_gates, time.moved * args.d_gates_step_bytes),
+    Polls polls(here, advanced(d_gates, time.to_first * args.d_gates_step_bytes),
                 args.d_gates_step_bytes, PLANES * UNITS, rows);
     const auto multiply = [&](int i, const unsigned char* gates) {  // step i, to the ring buffer
         above::Sums shares = {};

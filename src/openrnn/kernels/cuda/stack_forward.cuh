@@ -31,7 +31,7 @@ INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const in
     const int y_row = int(args.y_row);
     const int64 y_step_bytes = args.y_step_bytes;
 #endif
-    Polls polls(here, advanced(y, time.moved * y_step_bytes), y_step_bytes, y_row, rows);
+    Polls polls(here, advanced(y, time.to_first * y_step_bytes), y_step_bytes, y_row, rows);
     const auto multiply = [&](int i, const unsigned char* hidden) {  // step i, to the ring buffer
         if (here.idle()) return;
         Sums sums = {};

@@ -14,7 +14,7 @@ static_assert(POLLS == POLLS_GIVEN, "codegen/cluster_stack_config.py counts poll
 static_assert(AHEAD == 1 || POLLS_IN_FLIGHT == POLLS, "two steps ahead in one round each");
 
 // the input warps of a block
-INLINE void input_barrier() { asm volatile("barrier.sync 2, %0;" ::"n"(THREADS) : "memory"); }
+INLINE void input_barrier() { sync_barrier<INPUT_BARRIER, THREADS>(); }
 
 // Of a thread's poll number p: the row, and the piece of 16 bytes in it.
 struct Polled {
@@ -75,15 +75,15 @@ struct Polls {
         if (where == NOWHERE) return make_uint4(0, 0, 0, 0);
         return poll(advanced(first, i * step_bytes + int64(where) * 16));
     }
-    // turn: i % AHEAD, a constant, so that registers hold `found`
-    INLINE void begin(int turn, int i, const uint32 (&where)[POLLS_IN_FLIGHT]) {
+    // buffer: i % AHEAD, a constant, so that registers hold `found`
+    INLINE void begin(int buffer, int i, const uint32 (&where)[POLLS_IN_FLIGHT]) {
         #pragma unroll
-        for (int p = 0; p < POLLS_IN_FLIGHT; ++p) found[turn][p] = poll_for(i, where[p]);
+        for (int p = 0; p < POLLS_IN_FLIGHT; ++p) found[buffer][p] = poll_for(i, where[p]);
     }
     // Until what these polls ask for is here. Then it goes to the operand.
-    INLINE void finish(const Place& here, int turn, int i, unsigned char* operand, int done,
+    INLINE void finish(const Place& here, int buffer, int i, unsigned char* operand, int done,
                        const uint32 (&where)[POLLS_IN_FLIGHT]) {
-        uint4 (&words)[POLLS_IN_FLIGHT] = found[turn];
+        uint4 (&words)[POLLS_IN_FLIGHT] = found[buffer];
         await_arrival(words, [&](int p) { return poll_for(i, where[p]); });
         #pragma unroll
         for (int p = 0; p < POLLS_IN_FLIGHT; ++p)
@@ -109,17 +109,17 @@ template <int BUFFERS, int BYTES, class Multiply>
 INLINE void run_input_warp(const Place& here, Polls& polls, int count, unsigned char* operands,
                            Multiply multiply) {
     #pragma unroll
-    for (int turn = 0; turn < AHEAD; ++turn)
-        if (turn < count) polls.begin(turn, turn, polls.offset);
+    for (int i = 0; i < AHEAD; ++i)
+        if (i < count) polls.begin(i, i, polls.offset);
     for (int first = 0; first < count; first += AHEAD)
         #pragma unroll
-        for (int turn = 0; turn < AHEAD; ++turn) {
-            const int i = first + turn;
+        for (int buffer = 0; buffer < AHEAD; ++buffer) {
+            const int i = first + buffer;
             if (i >= count) break;
             unsigned char* const operand = operands + i % BUFFERS * BYTES;
-            polls.finish(here, turn, i, operand, 0, polls.offset);
+            polls.finish(here, buffer, i, operand, 0, polls.offset);
             polls.finish_others(here, i, operand);
-            if (i + AHEAD < count) polls.begin(turn, i + AHEAD, polls.offset);
+            if (i + AHEAD < count) polls.begin(buffer, i + AHEAD, polls.offset);
             input_barrier();  // all of the operand is there
             multiply(i, operand);
         }

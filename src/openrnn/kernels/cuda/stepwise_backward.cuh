@@ -59,7 +59,7 @@ INLINE void derive_row(const BackwardArgs& args, const Time& time, int i, int64 
                 d_after[k] += widen(args.d_all_states[k][t * args.batch * args.hidden + at]);
         }
         if (args.dy)
-            d_after[0] += widen(advanced(args.dy, (time.moved + i) * args.dy_step_bytes)
+            d_after[0] += widen(advanced(args.dy, (time.to_first + i) * args.dy_step_bytes)
                                     [b * args.dy_row + unit]);
         factors(values, vectors, factor);
         derivative(factor, d_after, d_gates, found.state, d_vectors);
@@ -118,10 +118,10 @@ backward(const __grid_constant__ BackwardArgs args) {
         vectors[v] = inside ? widen(args.vectors[v * args.hidden + unit]) : 0.0f;
     if (tile * 8 < args.batch)
         load_saved(reinterpret_cast<const unsigned char*>(
-                       advanced(args.saved, (time.moved + i) * args.saved_step_bytes) +
+                       advanced(args.saved, (time.to_first + i) * args.saved_step_bytes) +
                        (tile * GROUPS + group) * (64 * SAVED)),
                    SavedPlace(lane), values);
-    storage_t* const target = advanced(args.d_gates, (time.moved + i) * args.d_gates_step_bytes);
+    storage_t* const target = advanced(args.d_gates, (time.to_first + i) * args.d_gates_step_bytes);
     #pragma unroll
     for (int c = 0; c < 2; ++c) {
         if (own_row + c >= args.batch) continue;

@@ -34,7 +34,7 @@ INLINE void step_row(const ForwardArgs& args, const UnitConstants& constants, co
                      int i, int64 b, int unit, float (&saved)[ACTIVATIONS + 4]) {
     const int t = time.first + time.direction * i;
     const int64 at = b * args.hidden + unit, cells = args.batch * args.hidden;
-    const storage_t* const x = advanced(args.x, (time.moved + i) * args.x_step_bytes) +
+    const storage_t* const x = advanced(args.x, (time.to_first + i) * args.x_step_bytes) +
                                b * args.x_row + unit;
     float left[GATES], right[GATES], state[STATES], after[STATES];
     #pragma unroll
@@ -54,7 +54,7 @@ INLINE void step_row(const ForwardArgs& args, const UnitConstants& constants, co
         if (live) state[k] = after[k];
         if (ALL_STATES && live) args.all_states[k][t * cells + at] = narrow(after[k]);
     }
-    advanced(args.y, (time.moved + i) * args.y_step_bytes)[b * args.y_row + unit] =
+    advanced(args.y, (time.to_first + i) * args.y_step_bytes)[b * args.y_row + unit] =
         narrow(live ? after[0] : 0.0f);
     const int next = args.reverse ? t : t + 1;  // whose reset comes before the loop's next step
     if (RESET && next < length && args.reset[next * args.batch + b])
@@ -92,7 +92,7 @@ forward(const __grid_constant__ ForwardArgs args) {
             step_row(args, constants, time, i, b, unit, saved[c]);
     }
     if (SAVE && i >= 0)
-        store_saved(advanced(args.saved, (time.moved + i) * args.saved_step_bytes) +
+        store_saved(advanced(args.saved, (time.to_first + i) * args.saved_step_bytes) +
                         (tile * GROUPS + group) * (64 * SAVED) + saved_offset(lane),
                     SavedPlace(lane).rest, saved);
 }
