@@ -146,6 +146,7 @@ def fitting(
         kind, cell, dtype, hidden, batch_tiles, option_names, capability, processors, loops, layers
     )
     configs = list(islice(held, MAX_COMPILED))
+    # this drains `held`: of configurations past MAX_COMPILED only stepwise ones are kept
     last = [one for one in (*configs[1:], *held) if one.stepwise]
     configs = [one for one in configs if one not in last]
     spilling: list[LoopConfig] = []

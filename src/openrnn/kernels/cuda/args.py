@@ -21,7 +21,9 @@ class ForwardArgs(Args):
     x_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     x_row: Annotated[int, "int64", "values from a row to the next"]
     x_gate: Annotated[int, "int64", "values from a gate to the next, 0: one for all"]
-    y: Annotated[int, "storage_t*", "out [T, B, hidden], by strides; stack: of ones before"]
+    y: Annotated[
+        int, "storage_t*", "out [T, B, hidden], by strides; stack: holds ones before the launch"
+    ]
     y_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     y_row: Annotated[int, "int64", "values from a row to the next"]
     flag_buffer: Annotated[
@@ -78,7 +80,11 @@ class BackwardArgs(Args):
     dy: Annotated[int, "const storage_t*", "[T, B, UNITS], by strides; or null"] = 0
     dy_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"] = 0
     dy_row: Annotated[int, "int64", "values from a row to the next"] = 0
-    d_gates: Annotated[int, "storage_t*", "out [T, B, PLANES, UNITS]; grid, stack: of ones before"]
+    d_gates: Annotated[
+        int,
+        "storage_t*",
+        "out [T, B, PLANES, UNITS]; grid, stack: holds ones before the launch",
+    ]
     d_gates_step_bytes: Annotated[int, "int64", "of this loop, negative unless reverse"]
     flag_buffer: Annotated[int, "operand_t*", "see multicast_exchange.cuh; else null"] = 0
     sums: Annotated[int, "float*", "out [parts by rows, PLANES + VECTORS, UNITS] over T and rows"]

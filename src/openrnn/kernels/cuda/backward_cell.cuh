@@ -1,4 +1,4 @@
-// The derivative of the cell, as both kinds of backward loop take it: what it needs before dh
+// The derivative of the cell, as all backward loops take it: what it needs before dh
 // arrives, a step, sums over steps, the end.
 
 constexpr int RIGHT = PLANES - GATES;  // first plane of the recurrent side
@@ -10,7 +10,7 @@ constexpr bool ALL_LIVE = !LENGTHS && !PADDED;
 // The order of steps: step i undoes step count - 1 - i of forward, and memory moves with it.
 struct Time {
     int count, direction, first;
-    int64 to_first;  // strides of the loop from time 0 to `first`; both are negative unless reverse
+    int64 to_first;  // strides from time 0 to `first`; number and strides: negative unless reverse
 
     INLINE Time(const BackwardArgs& args, int number) {
         count = number;

@@ -36,7 +36,8 @@ struct Place {
     INLINE int message_bytes() const { return groups * 256 * TILES * CLUSTER; }
 };
 
-// The cells of a warp: gradients of their states, and sums over steps.
+// The cells of a warp: gradients of their states, and sums over steps. Those of grids and with
+// multicast, which have no products in flight, are in backward_slots.cuh.
 struct Cells {
     float vector[SLOTS][VECTORS + 1], total[SLOTS][PLANES + VECTORS];
     float d_state[TILES_IN_FLIGHT][SLOTS][2][STATES];
@@ -78,7 +79,7 @@ struct Ring {
 };
 
 // A warp's ring buffer of inputs: dy, saved activations and resets of its slots, copied STAGES - 1
-// steps ahead.
+// steps ahead. That of grids is in grid_backward_inputs.cuh.
 struct Inputs {
     const storage_t *dy[TILES_IN_FLIGHT][SLOTS], *saved[TILES_IN_FLIGHT][SLOTS];
     bool has_dy[TILES_IN_FLIGHT][SLOTS], has_saved[TILES_IN_FLIGHT][SLOTS];

@@ -1,4 +1,6 @@
-// Cells of backward loops whose gate gradients travel through L2: setup, derivative, end.
+// Cells of backward loops whose gate gradients travel through L2: setup, derivative, end. Those of
+// blocks and clusters, with several products in flight, are in backward_setup.cuh and
+// backward_step.cuh.
 //
 // A kernel gives SLOTS of a warp, a Place with first_group and first_row, DY_BYTES, and entry_of:
 // where in shared memory the inputs of a slot's step are.

@@ -5,15 +5,29 @@
 //   where its 11 bits of precision are those of tf32). Without both, products read tf32.
 // Of the cell:  GATES, STATES, VECTORS (per-unit parameters), ACTIVATIONS (that forward saves and
 //   backward reads), PLANES (gate gradients of a unit), SUMMED (bit g: the cell reads only the sum
-//   of both sides of gate g), SCALED (bit g: that sum is computed halved).
-// Of the tiles (codegen/config.py):  UNITS (H, rounded up to 8), CLUSTER blocks of a cluster, WARPS
-//   of a block, groups of 8 units, at most (GROUPS_OF_WARP in forward.cuh, GROUPS_OF_BLOCK in
+//   of both sides of gate g), SCALED (bit g: that sum is computed halved), FACTORS (values that
+//   `factors` leaves for `derivative`).
+// Of the tiles (codegen/config.py):  UNITS (H, rounded up to 8), LAYERS that one launch runs,
+//   CLUSTER blocks of a cluster, CLUSTERS that share R, in a stack those of all layers, WARPS of a
+//   block, groups of 8 units, at most (GROUPS_OF_WARP in forward.cuh, GROUPS_OF_BLOCK in
 //   backward.cuh, GROUPS_OF_CLUSTER in grids and with multicast), TILES of 8 rows in one product,
 //   TILES_IN_FLIGHT such products that take turns, REGISTER_FRAGMENTS of R in registers, STAGES of
-//   the ring buffer of inputs, BUFFERS of the operand that TMA brings, WGMMA, LOW_REGISTER (hold
-//   fewer addresses, load R a little at a time).
+//   the ring buffer of inputs, WGMMA, LOW_REGISTER (hold fewer addresses, load R a little at a
+//   time).
+//   Of grids:  K_WARPS (parts of a block's K, each of some warps), STREAMED_FRAGMENTS (of R, read
+//   from memory in each step).
+//   With multicast:  K_WARPGROUPS that multiply, K_PARTS (blocks that share K), BUFFERS of the
+//   operand that TMA brings.
+//   Of stacks in clusters:  INPUT_REGISTER_FRAGMENTS of W_ih in registers, POLLS_IN_FLIGHT of a
+//   thread of the input warps.
+//   Of kernels that no cell changes:  BLOCK_THREADS, TILE (side of a tile of permute_weights.cuh),
+//   NARROWED (values of a thread of narrow_values.cuh), STRUCTS of arguments in a launch.
+// Of sizes that Python counts, too:  SLOT_BYTES of a slot's inputs in a step. Kernels compare what
+//   they count with SHARED_GIVEN (bytes of shared memory), POLLS_GIVEN (of a thread of the input
+//   warps, a step), FLAG_ROWS_GIVEN and FILLED_ROWS_GIVEN (128 bytes each, of a flag buffer).
 // Of the call:  LENGTHS, RESET, ALL_STATES (they are returned), RESET_STATE (states after a reset
 //   are given), SAVE (forward saves activations), PADDED (H is not a multiple of 8).
+// Of tests:  SPIN_LIMIT, polls after which a wait traps; 0: it lasts as long as it takes.
 
 typedef unsigned int uint32;
 typedef long long int64;

@@ -41,8 +41,9 @@ INLINE uint4 first_hidden(const ForwardArgs& args, int count, int64 b, int unit)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// The h of all rows from 16 bytes of K to others, into the operand, which is zero so far. Loads of
-// 16 bytes: each takes half a microsecond.
+// Stores h of all rows, PIECE_COUNT pieces from `first_piece` on, each at shared offset
+// `target(row, piece)`; the operand holds zeros before. Whole pieces are loaded, because a load
+// takes half a microsecond.
 template <int ROW_COUNT, int PIECE_COUNT, int THREAD_COUNT, class Target>
 INLINE void store_first_hidden(const ForwardArgs& args, const int* rows, int count,
                                int first_piece, Target target) {

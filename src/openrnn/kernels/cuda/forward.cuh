@@ -5,12 +5,14 @@
 // each: an mma has 16 rows, 8 of one gate and 8 of the next, so that a lane's sums are all gates of
 // unit lane / 4 in rows 2 * (lane % 4) and the next, and the cell needs no other lane.
 //
-// A step waits at an mbarrier for h, multiplies, applies the cell, and stores h into every block's
-// other buffer of h. Nothing else synchronises: a warp that sends h of step t + 1 has received all
-// of h of step t, so every warp has read h of step t - 1, whose buffer it writes. Warpgroups with
-// idle warps (UNEVEN) have a barrier of their own.
+// A step multiplies h, applies the cell, and stores h into every block's other buffer of h. In a
+// cluster it waits at an mbarrier for h, and nothing else orders its blocks and warps: a warp that
+// sends h of step t + 1 has received all of h of step t, so every warp has read h of step t - 1,
+// whose buffer it writes. Only warpgroups with idle warps (UNEVEN) have a barrier besides. A block
+// that is its own cluster has no mbarrier for h: a barrier of its loop warps ends each step.
 //
-// In a stack (LAYERS > 1) each layer has clusters of its own, see stack_forward.cuh.
+// In a stack (LAYERS > 1) each layer has clusters of its own, see stack_forward.cuh. There a loop
+// warp also waits for its inputs, see `RingBarriers`.
 
 #include "device.cuh"
 #include "saved.cuh"
@@ -52,8 +54,8 @@ static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/config.py counts shared mem
 static_assert(!WGMMA || CLUSTER == 1 || GROUPS / CLUSTER > (WARPS - 4) * GROUPS_OF_WARP,
               "a warpgroup without any units would wait for nobody, and miss a message");
 
-// A warp without units sends nothing, so nobody would wait for it to see each message: it leaves.
-// Where the other warps of its warpgroup multiply with it, they wait for it instead.
+// A warp without units sends nothing, so senders cannot tell whether it has read h; it runs no
+// steps. In a warpgroup it must multiply, so there the other warps wait for it (UNEVEN).
 constexpr bool UNEVEN = WGMMA && CLUSTER > 1 && GROUPS != CLUSTER * GROUPS_OF_BLOCK;
 
 constexpr int SENDS = (CLUSTER + PIECE_LANES - 1) / PIECE_LANES;  // blocks that a lane sends h to
@@ -125,9 +127,10 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
     uint32 peers[SENDS];
     begin_exchange(here, mbarriers, peers);
 
-    // Of the mbarrier that is read. Phase 1 of the first one counts as over before it is opened, so
-    // that step 0 waits for nothing and then opens it: nobody sends there before all of this
-    // block's step 0. These five in this order: in others some kernels get other registers.
+    // phase: the parity that is awaited at the mbarrier that is read. At step 0 parity 1 counts as
+    // over before that mbarrier is opened, so that step 0 waits for nothing and then opens it:
+    // nobody sends there before all of this block's step 0. These five are declared in this order:
+    // in others some kernels get other registers.
     uint32 phase = 1;
     int read_mbarrier = 0, read_at = AT_HIDDEN;  // offsets: of the mbarrier and the buffer of h
     int spare = RING_BYTES - STAGE_BYTES, stage = 0;  // of the ring: to be refilled, to be read

@@ -1,12 +1,12 @@
-// One step of the cell in a forward loop, as both kinds of loop take it: a lane has one unit in two
-// rows, and stores and sends two units of one row.
+// One step of the cell, as all forward loops take it: a lane has one unit in two rows, and stores
+// and sends two units of one row.
 
 #include "unit_constants.cuh"
 
 // The order of steps: `count` of them, from time `first` on.
 struct Time {
     int count, direction, first;  // direction: 1 or, in reverse, -1
-    int64 to_first;  // strides of the loop from time 0 to `first`; both are negative in reverse
+    int64 to_first;  // strides from time 0 to `first`; number and strides: negative in reverse
 
     INLINE Time(const ForwardArgs& args, int number) {
         count = number;
@@ -21,8 +21,8 @@ INLINE bool starts_reset(const ForwardArgs& args, int count, int64 b) {
            (!LENGTHS || args.lengths[b] > 0);
 }
 
-// `first_state` of forward_setup.cuh in one function: with another for `is_reset` some grids take
-// other registers.
+// As `first_state` of forward_setup.cuh, with `starts_reset` written out: a call of it changes the
+// registers that some grids take. Used by all but the cells of forward.cuh.
 INLINE float first_state_inline(const ForwardArgs& args, int count, int k, int64 b, int64 unit) {
     const bool is_reset = RESET && !args.reverse && count > 0 && args.reset[b] &&
                           (!LENGTHS || args.lengths[b] > 0);

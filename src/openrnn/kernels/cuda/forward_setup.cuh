@@ -36,7 +36,8 @@ INLINE float first_state(const ForwardArgs& args, int count, int k, int64 b, int
     return source ? widen(source[at]) : 0.0f;
 }
 
-// The cells of a warp: constants of its units and the states of two rows of each.
+// The cells of a warp: constants of its units and the states of two rows of each. Those of grids,
+// by slots, are in grid_forward_parts.cuh.
 struct Cells {
     UnitConstants units[GROUPS_OF_WARP];
     float state[TILES_IN_FLIGHT][GROUPS_OF_WARP][TILES][2][STATES];

@@ -1,8 +1,7 @@
 // One step of a warp in the forward loop: from sums and inputs to h, y and saved activations.
 //
-// Scalars are locals of the kernel that are passed by value. As fields of a struct that the kernel
-// assigns, and where a branch in these functions has two conditions without a name, the compiler
-// allocates registers otherwise, and some kernels spill.
+// Scalars are passed by value, and compound conditions get a name first: with struct fields or
+// unnamed conditions some kernels spill.
 
 // Waits until h of this step is here.
 INLINE void wait_for_hidden(const Place& here, uint32 mbarrier, uint32 phase) {

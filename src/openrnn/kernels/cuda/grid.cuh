@@ -23,9 +23,10 @@ constexpr int K_TILES = ((K + K_TILE - 1) / K_TILE + SHARES - 1) / SHARES;  // o
 constexpr int PIECES = K_TILES * K_WARPS * 4;  // of a block: 16 bytes of K each
 constexpr int M_WARPS = WARPS / K_WARPS;
 constexpr int MMA_ROWS = ((GROUPS_OF_CLUSTER * SUMS + 1) / 2 + M_WARPS - 1) / M_WARPS;
-constexpr int BLOCK_SLOTS = (GROUPS_OF_CLUSTER * TILES + CLUSTER - 1) / CLUSTER;  // of a block
-constexpr int SLOTS = (BLOCK_SLOTS + WARPS - 1) / WARPS;                       // of a warp
+constexpr int BLOCK_SLOTS = (GROUPS_OF_CLUSTER * TILES + CLUSTER - 1) / CLUSTER;
+constexpr int SLOTS = (BLOCK_SLOTS + WARPS - 1) / WARPS;  // of a warp
 constexpr int OPERAND_BYTES = K_TILES * K_WARPS * TILES * 512;
+// A buffer of shares. Two are enough: a block that sends again has received what it waits for.
 constexpr int SHARES_BYTES = BLOCK_SLOTS * SHARES * SUMS * 256;
 
 #include "product.cuh"
@@ -39,7 +40,6 @@ constexpr int AT_RING = AT_SHARES + 2 * SHARES_BYTES;
 constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // of the ring, a slot
 constexpr int AT_WEIGHTS = AT_RING + WARPS * SLOTS * STAGES * ENTRY_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + WARPS * MATRIX_BYTES;
-// Two buffers of shares are enough: a block that sends again has received what it waits for.
 static_assert((CLUSTER - 1) * PIECES * PIECE_K < K,
               "a block without a part of K would wait for nobody");
 static_assert(WARPS % K_WARPS == 0, "each part of K has as many warps");

@@ -1,4 +1,5 @@
-// The ring of inputs of the backward loop of a grid.
+// The ring of inputs of the backward loop of a grid. That of blocks and clusters, whose places
+// advance from step to step, is in backward_setup.cuh.
 
 // The entry of slot s in the ring of inputs, in step i. It is found from i, because a grid's step
 // takes as long as its way through L2, not as its instructions.

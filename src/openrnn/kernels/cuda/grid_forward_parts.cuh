@@ -1,4 +1,5 @@
-// The parts of the forward loop of a grid: setup, the cells' step, the end.
+// The parts of the forward loop of a grid: setup, the cells' step, the end. Those of blocks and
+// clusters, by groups of a warp and tiles, are in forward_setup.cuh and forward_step.cuh.
 
 // The cells of a warp: constants of its units and the states of two rows of each.
 struct Cells {
@@ -44,8 +45,8 @@ struct Inputs {
             }
     }
     // The ring's entries are found from i: a grid's step takes as long as its way through L2, not
-    // as its instructions. later: 1 where resets after step i are
-    // those of step i + 1, 0 in reverse, where they are those of step i.
+    // as its instructions. later: 1 where resets after step i are those of step i + 1, 0 in
+    // reverse, where they are those of step i.
     INLINE void copy(const ForwardArgs& args, const Place& here, const Time& time,
                      const int& ring_at, const int& later, const bool (&owned)[SLOTS],
                      Resets (&resets)[SLOTS], int i) {

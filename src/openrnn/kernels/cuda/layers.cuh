@@ -57,17 +57,19 @@ struct RingBarriers {
     INLINE uint32 filled(int i) const { return mbarriers + i % STAGES * 8; }
     INLINE uint32 empty(int i) const { return mbarriers + (STAGES + i % STAGES) * 8; }
 
-    // the loop warp: waits for the inputs of step i; has read them
+    // the loop warp waits for the inputs of step i
     INLINE void await_inputs(int i) const {
         if (used) mbarrier_wait(filled(i), i / STAGES & 1);
     }
+    // the loop warp has read them
     INLINE void release(int i) const {
         if (used) arrive_warp(lane, empty(i));
     }
-    // the input warp: waits until the stage of step i is free; has filled it
+    // the input warp waits until the stage of step i is free
     INLINE void await_stage(int i) const {
         if (i >= STAGES) mbarrier_wait(empty(i), i / STAGES - 1 & 1);
     }
+    // the input warp has filled it
     INLINE void fill(int i) const { arrive_warp(lane, filled(i)); }
 };
 #else
