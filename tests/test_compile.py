@@ -179,3 +179,106 @@ def test_vmap_of_dropout(randomness):
     x = torch.randn(4, 2, 3).expand(3, 4, 2, 3)
     y = torch.vmap(lambda one: dropping(one)[0], randomness=randomness)(x)
     assert torch.equal(y[0], y[1]) == (randomness == "same")
+
+
+class Own(nn.LSTM):
+    """A user's class, which `convert` derives from ours as well."""
+
+
+def stack(kind, width, **options):
+    """Layers that are also of a class of torch's, where Dynamo breaks its graph."""
+    made = nn.ModuleList([kind(5, width, **options), kind(width, width, **options)])
+    openrnn.convert(made, subclass=True, quiet=True)
+    return made
+
+
+class Broken(nn.Module):
+    def __init__(self, kind, width, **options):
+        super().__init__()
+        self.layers = stack(kind, width, **options)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x, _ = layer(torch.relu(x))
+        return x * 2
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_calls_of_layers_that_are_also_of_torch_are_not_traced(backend, grad):
+    """Calls that repeat, of layers of several sizes in one process: Dynamo knows them all."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    models = [Broken(kind, 16) for kind in (nn.LSTM, nn.GRU, nn.RNN, Own)]
+    models += [Broken(nn.LSTM, 16, dtype=torch.float64), Broken(nn.LSTM, 300)]
+    for model in models:
+        compiled = torch.compile(model, backend=backend)
+        for steps in (5, 5, 5, 5, 3, 3, 3):
+            dtype = next(model.parameters()).dtype
+            x = torch.randn(steps, 4, 5, dtype=dtype, requires_grad=grad)
+            with torch.set_grad_enabled(grad):
+                want = results(model, model, x) if grad else [model(x)]
+                found = results(compiled, model, x) if grad else [compiled(x)]
+            for one, other in zip(want, found, strict=True):
+                torch.testing.assert_close(one, other)
+
+
+@torch.no_grad()
+def test_no_other_layer_is_passed_by_where_one_of_torchs_class_is():
+    """They have code in common, and what Dynamo finds out about one holds for all of that code."""
+    torch.compiler.reset()
+    x, graphs = torch.randn(3, 2, 5), []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in (stack(nn.LSTM, 4)[0], openrnn.LSTM(5, 4)):
+        compiled = torch.compile(layer, backend=backend)
+        for _ in range(4):
+            assert torch.equal(compiled(x)[0], layer(x)[0])
+    assert len(graphs) == 1
+
+
+@torch.no_grad()
+def test_steps_of_a_layer_that_is_also_of_torch_are_not_traced():
+    torch.compiler.reset()
+    layer, x = stack(nn.GRU, 4)[0], torch.randn(6, 2, 5)
+
+    def run(x):
+        state, outputs = None, []
+        for x_t in x.unbind():
+            y_t, state = layer.step(x_t, state)
+            outputs.append(y_t)
+        return torch.stack(outputs)
+
+    compiled = torch.compile(run, backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(x), run(x))
+
+
+@pytest.mark.parametrize("derived", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+def test_backward_inside_of_compiled_code_is_not_traced(order, derived):
+    """Autograd calls it from there, so Dynamo sees it as a function of the user's."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    layer = stack(nn.LSTM, 8)[0] if derived else openrnn.LSTM(5, 8)
+
+    def step(x):
+        loss = layer(x)[0].square().sum()
+        for _ in range(order - 1):
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = slope.square().sum()
+        loss.backward()
+
+    compiled = torch.compile(step, backend="eager")
+    x = torch.randn(7, 3, 5, requires_grad=True)
+    for _ in range(4):
+        found = []
+        for run in (step, compiled):
+            x.grad, layer.weight_hh_l0.grad = None, None
+            run(x)
+            found.append((x.grad, layer.weight_hh_l0.grad))
+        for want, have in zip(*found, strict=True):
+            assert torch.equal(want, have)

@@ -42,6 +42,7 @@ FLOORS = [  # bottom up: a room imports only from floors below its own, and from
         "philox",
         "printed",
         "tensors",
+        "untraced",
     },
     {"names"},
     {"kernels", "native", "schedule"},

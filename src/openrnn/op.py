@@ -22,6 +22,7 @@ from openrnn.higher import network
 from openrnn.reference import differentiate
 from openrnn.route import CallConstants, Route, call_of, check_precision, route_of
 from openrnn.spec import Spec
+from openrnn.untraced import untraced
 
 _INPUTS = (
     "Tensor x, Tensor[] states, Tensor[] params, Tensor? lengths, Tensor? reset, "
@@ -145,6 +146,7 @@ class Recurrence(torch.autograd.Function):
         return tuple(out)
 
     @staticmethod
+    @untraced  # autograd may call it from compiled code
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         saved, route, (states, params, resets) = ctx.saved_tensors, ctx.route, ctx.counts
         end = 1 + states + params

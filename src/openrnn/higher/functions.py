@@ -14,6 +14,7 @@ from openrnn.dispatch import BACKENDS
 from openrnn.higher.loop import Direction
 from openrnn.higher.second import second
 from openrnn.reference import differentiate
+from openrnn.untraced import untraced
 
 Pass = Callable[[], Sequence[Tensor | None]]  # a backward pass: what `Needs.flat` says, in order
 
@@ -36,6 +37,7 @@ class Backward(torch.autograd.Function):
         return tuple(grad if grad._base is None else grad.clone() for grad in found)
 
     @staticmethod
+    @untraced  # autograd may call it from compiled code
     def backward(ctx: Any, *reached: Tensor | None) -> tuple[Any, ...]:
         name, empty, needs = ctx.how
         inputs, grads = _sorted(empty, ctx.counts, ctx.saved_tensors)
@@ -69,6 +71,7 @@ class Loop(torch.autograd.Function):
         return (out.y, *out.finals, *out.all_states)
 
     @staticmethod
+    @untraced  # autograd may call it from compiled code
     def backward(ctx: Any, *reached: Tensor | None) -> tuple[Any, ...]:
         (backend, empty), saved = ctx.how, ctx.saved_tensors
         tensors, rest = saved[: -1 - ctx.kept], saved[-1 - ctx.kept :]

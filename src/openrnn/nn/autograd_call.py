@@ -10,6 +10,7 @@ from openrnn import op, prepared_calls, tensors
 from openrnn.backends.base import Needs, PreparedGradCall, lengths_reset_seed, result_shapes
 from openrnn.nn.call_guard import CallGuard, can_guard, has_unguarded_mode
 from openrnn.route import Route
+from openrnn.untraced import untraced
 
 _hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -137,6 +138,7 @@ class _AutogradCallFunction(torch.autograd.Function):
         return tuple(made[: call.visible])
 
     @staticmethod
+    @untraced  # autograd may call it from compiled code
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         count = len(needs)

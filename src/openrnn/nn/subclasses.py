@@ -1,7 +1,8 @@
 """Layers of ours that are also of a class of `torch.nn`, or of a user's class derived from one.
 
 For libraries that ask `isinstance(layer, torch.nn.LSTM)`, and for classes whose methods are wanted.
-`torch.compile` breaks the graph at any instance of `torch.nn.LSTM`, `GRU` or `RNN`, so at these.
+`torch.compile` breaks the graph at any instance of `torch.nn.LSTM`, `GRU` or `RNN`, so at these. It
+would go on in the functions that such a layer calls, which are no part of that instance.
 """
 
 from types import new_class
@@ -10,6 +11,8 @@ from typing import Any
 from torch import nn
 
 from openrnn.nn import cells, layers
+from openrnn.nn.base import Layer
+from openrnn.untraced import untraced
 
 
 class _OnlyModule(nn.Module):
@@ -25,15 +28,22 @@ class _OnlyModule(nn.Module):
     _replicate_for_data_parallel = nn.Module._replicate_for_data_parallel
 
 
-class LSTM(layers.LSTM, _OnlyModule, nn.LSTM):  # type: ignore[misc, override]  # ours counts
+class _Untraced(Layer):
+    """Stands before a layer among the bases: its calls, which compiled code runs as they are."""
+
+    forward = untraced(Layer.forward)
+    step = untraced(Layer.step)
+
+
+class LSTM(_Untraced, layers.LSTM, _OnlyModule, nn.LSTM):  # type: ignore[misc, override]  # ours counts
     """`openrnn.LSTM` that is a `torch.nn.LSTM` to `isinstance`."""
 
 
-class GRU(layers.GRU, _OnlyModule, nn.GRU):  # type: ignore[misc, override]
+class GRU(_Untraced, layers.GRU, _OnlyModule, nn.GRU):  # type: ignore[misc, override]
     """`openrnn.GRU` that is a `torch.nn.GRU` to `isinstance`."""
 
 
-class RNN(layers.RNN, _OnlyModule, nn.RNN):  # type: ignore[misc, override]
+class RNN(_Untraced, layers.RNN, _OnlyModule, nn.RNN):  # type: ignore[misc, override]
     """`openrnn.RNN` that is a `torch.nn.RNN` to `isinstance`."""
 
 
