@@ -1,8 +1,11 @@
 """The registered operators: schema, fakes, autograd, and derivatives of derivatives."""
 
+import warnings
+
 import pytest
 import torch
 from cases import ON_CPU, thinned
+from torch import nn
 
 import openrnn
 from openrnn import dispatch, functional, memo, route
@@ -149,6 +152,30 @@ def test_jit_trace(backend):
     torch.testing.assert_close(traced(other)[0], layer(other)[0])
     with torch.no_grad():
         torch.testing.assert_close(torch.jit.trace(layer, x)(other)[0], layer(other)[0])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "LSTMCell", "GRUCell", "quantized"])
+def test_a_trace_warns_of_no_check_of_sizes(kind, states):
+    """As of torch's own layers, of which the tracer ignores warnings; wrong sizes are refused."""
+    layer = getattr(openrnn, "LSTM" if kind == "quantized" else kind)(3, 4)
+    if kind == "quantized":
+        openrnn.quantize(model := nn.Sequential(layer), quiet=True)
+        layer = model[0]
+    x, lead = (torch.randn(2, 3), ()) if "Cell" in kind else (torch.randn(5, 2, 3), (1,))
+    h = torch.zeros(*lead, 2, 4)
+    state = h if "GRU" in kind else (h, h)
+    given = (x, state) if states else (x,)
+    traced = torch.jit.trace(layer, given, check_trace=False)
+    torch.testing.assert_close(traced(*given), layer(*given))
+    warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of the message, which has the sizes
+    with pytest.raises(RuntimeError, match="input_size"):
+        torch.jit.trace(layer, (x[..., :2], *given[1:]), check_trace=False)
+    if states:
+        wide = h.new_zeros(*lead, 2, 5)
+        with pytest.raises(RuntimeError, match=r"[Hh]idden"):
+            torch.jit.trace(layer, (x, wide if "GRU" in kind else (wide, wide)), check_trace=False)
 
 
 def test_states_that_do_not_fit_reach_no_kernel():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import eq
 from typing import Any
 
 import torch
@@ -339,7 +340,8 @@ class Layer(TorchNames):
         # one computed by a parametrization, which may count its calls, is looked at in `_run`
         if first is not None and not torch._C._is_any_autocast_enabled():
             checks.same_dtype(input, first)
-        if input.shape[-1] != self.input_size:
+        equal = eq if type(input.shape[-1]) is int else checks.equal
+        if not equal(input.shape[-1], self.input_size):
             raise RuntimeError(
                 f"input.size(-1) must be equal to input_size. "
                 f"Expected {self.input_size}, got {input.shape[-1]}"
@@ -370,9 +372,9 @@ class Layer(TorchNames):
                 checks.wrong_dims(states, dims)
         if dims == 2:
             states = [tensors.unsqueezed("hx", state, 1) for state in states]
+        equal = eq if type(batch) is int else checks.equal
         for place, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
-            wanted = (self._spec.chains, batch, width)
-            if state.shape != wanted:
+            if not equal(state.shape, wanted := (self._spec.chains, batch, width)):
                 which = f"hidden[{place}]" if len(states) > 1 else "hidden"
                 raise RuntimeError(f"Expected {which} size {wanted}, got {list(state.shape)}")
         return list(states)

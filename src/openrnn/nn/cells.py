@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from inspect import Signature, signature
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -92,7 +92,8 @@ class CellModule(FixedOptions, CachingModule):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
         batched = input.dim() == 2
         places = (0,) if batched else (0, 0)
-        if input.shape[-1] != self.input_size:
+        equal = eq if type(input.shape[-1]) is int else checks.equal
+        if not equal(input.shape[-1], self.input_size):
             raise RuntimeError(
                 f"input has inconsistent input_size: got {input.shape[-1]} "
                 f"expected {self.input_size}"
@@ -106,12 +107,12 @@ class CellModule(FixedOptions, CachingModule):
                         f"{name}: Expected hx[{place}] to be {input.dim()}D like the input, "
                         f"got {state.dim()}D instead"
                     )
-                if state.shape[:-1] != input.shape[:-1]:
+                if not equal(state.shape[:-1], input.shape[:-1]):
                     raise RuntimeError(
                         f"Input batch size {input.shape[0]} doesn't match hidden{place} batch size "
                         f"{state.shape[0]}"
                     )
-                if state.shape[-1] != self.hidden_size:
+                if not equal(state.shape[-1], self.hidden_size):
                     raise RuntimeError(
                         f"hidden{place} has inconsistent hidden_size: got {state.shape[-1]}, "
                         f"expected {self.hidden_size}"

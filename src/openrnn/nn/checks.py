@@ -12,6 +12,21 @@ from openrnn import tensors
 from openrnn.errors import counted, warn_user
 from openrnn.spec import whole
 
+_jit: Any = torch._C
+
+
+def equal(found: Any, wanted: Any) -> bool:
+    """Whether sizes are equal where they may be tensors, as those are that `torch.jit` traces.
+
+    Its tracer warns of a test of them. Of torch's own layers it does not: it goes by the module.
+    """
+    state = _jit._get_tracing_state()
+    _jit._set_tracing_state(None)
+    try:
+        return bool(found == wanted)
+    finally:
+        _jit._set_tracing_state(state)
+
 
 def same_dtype(x: Tensor, weight: Tensor) -> None:
     """Raises unless input and weights have one dtype."""

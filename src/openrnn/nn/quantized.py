@@ -167,7 +167,7 @@ class Quantized(Layer):
         Raises:
             ValueError: one has another shape, or no memory.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or op.tracing():
             return None
         found: list[Tensor] = [getattr(self, name) for name in self._read]
         for name, tensor in zip(self._read, found):
