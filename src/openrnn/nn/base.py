@@ -40,8 +40,8 @@ class Layer(TorchNames):
         Args:
             input: (T, B, I), (B, T, I) with batch_first, (T, I) without a batch, a PackedSequence,
                 or a jagged nested tensor.
-            hx: the first states, each (L*D, B, O or H), or (L*D, O or H) without a batch: a tensor
-                where there is one state, else a tuple; zeros by default.
+            hx: the first states, under torch's name, each (L*D, B, O or H), or (L*D, O or H)
+                without a batch: a tensor where there is one, else a tuple; zeros by default.
             lengths, reset, reset_state, return_states: as the class says.
             generator, padding_value: as the class says.
 
@@ -147,7 +147,7 @@ class Layer(TorchNames):
         """One step in time, as a policy acting or a model sampling takes it.
 
         Shapes:
-            x_t (B, I) or (I,), state as `forward` takes and returns it, reset (B,),
+            x_t (B, I) or (I,), state as `forward` takes it (as hx) and returns it, reset (B,),
             reset_state as `forward` takes it -> y_t (B, O) or (O,), the next state
 
         Raises:
