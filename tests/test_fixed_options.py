@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 
 import openrnn
 from openrnn.nn.network import Network
@@ -253,3 +254,19 @@ def test_compiled_after_dropout_was_set():
     y, _ = layer(x)
     layer.dropout = 0.5
     assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x)[0], y)
+
+
+@pytest.mark.parametrize("name", ["weights", "own_weights", "spec", "step", "stepper"])
+@pytest.mark.parametrize(
+    "value",
+    [3, nn.Linear(2, 2), nn.Parameter(torch.zeros(2))],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_name_that_every_layer_needs_is_refused_where_it_is_set(name, value):
+    class Mine(openrnn.LSTM):
+        def __init__(self):
+            super().__init__(3, 4)
+            setattr(self, name, value)
+
+    with pytest.raises(AttributeError, match=f"^Mine cannot have an attribute {name}: .* choose"):
+        Mine()

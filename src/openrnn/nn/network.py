@@ -16,6 +16,9 @@ from openrnn.nn.call_cache import CachingModule
 from openrnn.nn.fixed_options import OF_SPEC, FixedOptions, of_spec
 from openrnn.spec import Spec, clip_bounds
 
+# what a call, or code of ours that is given a layer, asks every layer for
+RESERVED = frozenset(("own_weights", "spec", "step", "stepper", "weights"))
+
 
 @contextmanager
 def resting(module: nn.Module) -> Iterator[None]:
@@ -119,6 +122,12 @@ class Network(FixedOptions, CachingModule):
         return self._spec
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # a function in place of a method is no mistake
+        if name in RESERVED and (not callable(value) or isinstance(value, nn.Module)):
+            raise AttributeError(
+                f"{type(self).__name__} cannot have an attribute {name}: the name has a meaning in "
+                "every layer of openrnn, so choose another"
+            )
         spec = self.__dict__.get("_spec")
         if name == "dropout" and spec is not None:  # the one option of a spec that may change later
             self._spec = spec.with_(dropout=value)
