@@ -427,3 +427,13 @@ def test_the_package_is_asked_for():
     )
     said = forks.python(program).stdout
     assert said.strip().endswith("the package onnx, which is not here: pip install onnx")
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's, of its own layer
+def test_of_an_rnn_of_torch_the_exporter_leaves_no_node():
+    model, x = nn.Sequential(nn.RNN(4, 5)).eval(), torch.randn(5, 3, 4)
+    with pytest.raises(ValueError, match=r"dynamo=False alone: .* openrnn\.convert\(model\)"):
+        openrnn.from_onnx(export(model, {"input": x}, None))
+    openrnn.convert(model, quiet=True)
+    layer = only(export(model, {"input": x}, None)).layer
+    torch.testing.assert_close(layer(x), model(x))

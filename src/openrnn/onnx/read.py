@@ -81,7 +81,10 @@ def from_onnx(model: Any) -> dict[str, Imported]:
             f"{_label(node)} stands inside {_label(outer)}, needs one of the main graph"
         )
     if not nodes:
-        raise ValueError("the model must have an LSTM, GRU or RNN node, got none")
+        raise ValueError(
+            "the model must have an LSTM, GRU or RNN node, got none (of nn.RNN torch's exporter "
+            "writes one with dynamo=False alone: export it so, or after openrnn.convert(model))"
+        )
     constants, names = Constants(proto), Counter(node.name for node in nodes)
     found: dict[str, Imported] = {}
     for node in nodes:
