@@ -407,3 +407,13 @@ def test_names_of_torch_and_the_way_back():
     openrnn.quantize(model, quiet=True)
     done = openrnn.convert(model, to="torch", quiet=True)
     assert done.rows[0].note == "left: quantized: its weights are no parameters"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_weights_in_floating_point_are_to_be_loaded_first(strict):
+    model = nn.ModuleDict({"a": openrnn.LSTM(3, 4), "b": nn.Linear(4, 2)})
+    state = model.state_dict()
+    openrnn.quantize(model, quiet=True)
+    with pytest.raises(RuntimeError, match=r"a, QuantizedLSTM: .* load them first"):
+        model.load_state_dict(state, strict=strict)
+    model.load_state_dict(model.state_dict(), strict=strict)

@@ -57,8 +57,8 @@ def quantize(model: nn.Module, *, quiet: bool = False) -> Quantization:
     orders of magnitude: normalise such inputs. Nothing needs to be calibrated.
 
     To their callers the layers stay what they were, with lengths, resets and all. They have buffers
-    and no parameters, and their state dict has the int8 matrices. Quantize a model before you load
-    such a state dict into it.
+    and no parameters, and their state dict has the int8 matrices. To load such a state dict into a
+    model quantize the model first; a state dict in floating point is loaded before.
 
     A call that wants a gradient, is compiled or exported, or runs on a GPU makes floating-point
     weights of the int8 ones first, each time; `openrnn.explain` says so, and why.

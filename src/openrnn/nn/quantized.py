@@ -103,6 +103,21 @@ class Quantized(Layer):
     def reset_parameters(self) -> None:
         raise RuntimeError("quantized weights cannot be drawn anew: quantize another layer")
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool,
+        missing: list[str], unexpected: list[str], errors: list[str],
+    ) -> None:  # fmt: skip
+        super()._load_from_state_dict(
+            state_dict, prefix, metadata, strict, missing, unexpected, errors
+        )
+        given = [state_dict.get(prefix + name) for name in self._columns]
+        if any(isinstance(weight, Tensor) and weight.is_floating_point() for weight in given):
+            name = f"{prefix[:-1]}, {type(self).__name__}".removeprefix(", ")
+            errors.append(
+                f"{name}: its weights are int8, and those given are in floating point: "
+                "load them first, and call openrnn.quantize afterwards."
+            )
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, weights=int8"
 
