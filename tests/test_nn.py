@@ -888,3 +888,18 @@ def test_a_generator_that_is_none(dropout):
     layer = openrnn.LSTM(4, 8, 2, dropout=dropout)
     with pytest.raises(TypeError, match=r"generator must be a torch.Generator, got int"):
         layer(torch.randn(5, 3, 4), generator=3)
+
+
+@pytest.mark.parametrize(
+    "kind", ["LSTM", "GRU", "RNN", "Recurrent", "LSTMCell", "GRUCell", "RNNCell"]
+)
+def test_arguments_that_do_not_fit_are_refused_in_the_name_of_the_class(kind):
+    cell = (openrnn.cells.gru,) * (kind == "Recurrent")
+    for args, options, message in (
+        ((3, 4), {"hidden": 3}, "unexpected keyword argument 'hidden'"),
+        ((3,), {"hiden_size": 3}, "unexpected keyword argument 'hiden_size'"),
+        ((3,), {}, "missing .* 'hidden_size'"),
+        ((3, 4), {"input_size": 3}, "multiple values for argument 'input_size'"),
+    ):
+        with pytest.raises(TypeError, match=f"^{kind}(: |.__init__).*{message}"):
+            getattr(openrnn, kind)(*cell, *args, **options)

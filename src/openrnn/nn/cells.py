@@ -156,6 +156,7 @@ class LSTMCell(CellModule):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        checks.construction(LSTMCell, args, kwargs)
         super().__init__(cells.lstm, *args, **kwargs)
 
     def forward(
@@ -202,6 +203,7 @@ class GRUCell(_OneStateCell):
     _title = "GRUCell"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        checks.construction(GRUCell, args, kwargs)
         super().__init__(cells.gru, *args, **kwargs)
 
 
@@ -223,14 +225,17 @@ class RNNCell(_OneStateCell):
         nonlinearity: str = "tanh",
         device: Any = None,
         dtype: torch.dtype | None = None,
-        **kwargs: Any,
+        *,
+        backend: str = "auto",
+        input_mode: str = "linear",
     ) -> None:
         known = {"tanh": cells.rnn_tanh, "relu": cells.rnn_relu}
         if nonlinearity not in known:
             raise RuntimeError(f"Unknown nonlinearity: {nonlinearity}")
         super().__init__(
-            known[nonlinearity], input_size, hidden_size, bias, device, dtype, **kwargs
-        )
+            known[nonlinearity], input_size, hidden_size, bias, device, dtype, backend=backend,
+            input_mode=input_mode,
+        )  # fmt: skip
         self.nonlinearity = nonlinearity
 
 

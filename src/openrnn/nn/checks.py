@@ -1,7 +1,7 @@
 """What a layer refuses, in the words of `torch.nn` where people match on them."""
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,21 @@ from openrnn.errors import counted, warn_user
 from openrnn.spec import whole
 
 _jit: Any = torch._C
+
+
+def construction(kind: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raises TypeError unless the signature of this class has such arguments.
+
+    Python's own message would name a class that the user does not know.
+    """
+    known = kind.__signature__
+    for name in options:  # `bind` would first tell of those that are missing
+        if name not in known.parameters:
+            raise TypeError(f"{kind.__name__}: got an unexpected keyword argument {name!r}")
+    try:
+        known.bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(f"{kind.__name__}: {error}") from None
 
 
 def equal(found: Any, wanted: Any) -> bool:

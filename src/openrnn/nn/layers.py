@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from openrnn import cells
+from openrnn.nn import checks
 from openrnn.nn.base import Layer
 
 EXTRAS = """
@@ -92,6 +93,7 @@ class LSTM(Layer):
     mode = "LSTM"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        checks.construction(LSTM, args, kwargs)
         super().__init__(cells.lstm, *args, **kwargs)
 
     def get_expected_cell_size(
@@ -126,6 +128,7 @@ class GRU(_OneStateLayer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_projection(kwargs)
         _refuse_positional_projection(args)
+        checks.construction(GRU, args, kwargs)
         super().__init__(cells.gru, *args, **kwargs)
 
 
@@ -153,6 +156,7 @@ class RNN(_OneStateLayer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_projection(kwargs)
+        checks.construction(RNN, args, kwargs)
         if len(args) > 3:
             nonlinearity, args = args[3], args[:3] + args[4:]
         else:
@@ -190,6 +194,7 @@ class Recurrent(Layer):
     def __init__(self, cell: cells.Cell, *args: Any, **kwargs: Any) -> None:
         if not isinstance(cell, cells.Cell):
             raise TypeError(f"cell must be made by openrnn.cell, got {type(cell).__name__}")
+        checks.construction(Recurrent, (cell, *args), kwargs)
         super().__init__(cell, *args, **kwargs)
 
     def extra_repr(self) -> str:
