@@ -16,7 +16,9 @@ from openrnn.bench.cases import select
 from openrnn.bench.suites import rows_of
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("install", "ten_minutes", "choose", "coming_from", "faq", "transforms")
+PAGES = (
+    "install", "ten_minutes", "choose", "coming_from", "convert", "faq", "onnx", "transforms",
+)  # fmt: skip
 TUTORIALS = sorted(path.stem for path in (DOCS / "tutorials").glob("*.py"))
 QUICK = ("from_keras",)
 FENCE = re.compile(r"^(?:<!-- not run: .* -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -61,6 +63,8 @@ def commands(text):
 def test_a_page_runs(page, one_thread, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+    if page == "onnx":
+        pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript")
     run(page, (DOCS / f"{page}.md").read_text(encoding="utf-8"), {})
 
 
