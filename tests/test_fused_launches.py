@@ -21,6 +21,7 @@ from openrnn.backends.fused import (
     products,
     program,
     schedules,
+    stack_chunks,
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions
 from openrnn.codegen.config import (
@@ -357,11 +358,11 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
 
     on_a_device(monkeypatch, kernel)
     model = wavefront.Wavefront(3, asked["loops"], 1.0, 2.0)
-    monkeypatch.setattr(schedules, "supported", lambda: True)
+    monkeypatch.setattr(stack_chunks, "supported", lambda: True)
     problem = Problem(cells.lstm.spec(64, 64, num_layers=2), torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, 30, 8, False, False)
     on = ForwardOptions(False, False, False, False, False)
-    found = schedules.in_wavefront(key, on, model, True)
+    found = stack_chunks.in_wavefront(key, on, model, True)
     assert set(loaded) == {asked["loops"]}
     assert (found is not None) == wanted
     if found:

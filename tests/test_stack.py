@@ -29,6 +29,7 @@ from openrnn.backends.fused import (
     program,
     schedules,
     several_layers,
+    stack_chunks,
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
 from openrnn.backends.fused.pass_runner import Weights, transpose_all
@@ -284,7 +285,7 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
 
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(kernels, "kernel", kernel)
-    monkeypatch.setattr(schedules, "in_wavefront", lambda *_: None)
+    monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: None)
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
     found = layers_at_once(key, on, KINDS[kind], True)
     clear_caches()
@@ -320,7 +321,7 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
 
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(kernels, "kernel", kernel)
-    monkeypatch.setattr(schedules, "in_wavefront", lambda *_: "a wavefront")
+    monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: "a wavefront")
     key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
     found = layers_at_once(key, on, flags, True)
     clear_caches()
@@ -641,7 +642,7 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
         if not in_turn:
             taken = stack_model.StackPlan(configs["forward"], 1.0, 2.0)
             monkeypatch.setattr(schedules, "layers_at_once", layers_at_once)
-            monkeypatch.setattr(schedules, "_with_device", lambda key: key.problem)
+            monkeypatch.setattr(stack_chunks, "_with_device", lambda key: key.problem)
             monkeypatch.setattr(several_layers, "stack_of", lambda *_: taken)
         clear_caches()
         return made

@@ -8,7 +8,7 @@ from cases import under
 
 import openrnn
 from openrnn import memo
-from openrnn.backends.fused import schedules
+from openrnn.backends.fused import stack_chunks
 from openrnn.schedule import wavefront
 from openrnn.tuning import measured
 
@@ -41,7 +41,7 @@ def in_turn(monkeypatch, module, x, **masks):
     if "side" not in str(openrnn.explain(module, x, schedule=True, quiet=True)):
         pytest.skip("this device runs the stack layer by layer")
     run = partial(step, module, x, **masks)
-    return under(monkeypatch, module, run, schedules, "in_wavefront", lambda *_: None)
+    return under(monkeypatch, module, run, stack_chunks, "in_wavefront", lambda *_: None)
 
 
 def masks_of(names, batch=B):
@@ -154,7 +154,7 @@ def test_states_of_all_steps(monkeypatch):
     module, x = given()
     with torch.no_grad():
         found = module(x, return_states=True)
-        monkeypatch.setattr(schedules, "in_wavefront", lambda *_: None)
+        monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: None)
         memo.clear()
         wanted = module(x, return_states=True)
     assert torch.equal(found[0], wanted[0])

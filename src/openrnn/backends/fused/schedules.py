@@ -11,7 +11,7 @@ import torch
 
 from openrnn import schedule
 from openrnn.backends.base import Needs
-from openrnn.backends.fused import kernels, prepared, several_layers
+from openrnn.backends.fused import kernels, prepared
 from openrnn.backends.fused.layer import (
     BackwardOptions,
     ForwardOptions,
@@ -20,21 +20,12 @@ from openrnn.backends.fused.layer import (
     names_of,
 )
 from openrnn.backends.fused.schedule_key import ScheduleKey
+from openrnn.backends.fused.stack_chunks import Chunkings, fills_of, layers_at_once
 from openrnn.memo import memo
 from openrnn.native.side_stream import supported
 from openrnn.schedule import Chunking, Schedule
-from openrnn.spec import Problem, Spec
-from openrnn.tuning import (
-    both_directions,
-    chunks,
-    overlap,
-    plan,
-    single_step,
-    stack,
-    wavefront,
-)
-
-Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
+from openrnn.spec import Spec
+from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
 
 
 @memo(4096)
@@ -102,11 +93,6 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
     return found, schedule.backward(found, problem.drops, key.recompute)
 
 
-def _fills(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
-    """`Chunking.fills` of one loop: its kind, if it polls."""
-    return frozenset({kind} if loop.polls else ())
-
-
 def _forked(key: ScheduleKey, found: Chunkings) -> Chunkings:
     """Chunkings whose small products after loops run side by side, if the key asks for that."""
     if not key.forks or found[0][0].mode == "wavefront":
@@ -130,82 +116,6 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
         tuple(chunking(layer, direction) for direction in range(spec.directions))
         for layer in range(spec.num_layers)
     )
-
-
-def _with_device(key: ScheduleKey) -> Problem:
-    """The problem, with its device."""
-    about = torch.cuda.get_device_properties(key.device)
-    return replace(
-        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
-    )
-
-
-def layers_at_once(
-    key: ScheduleKey, options: LoopOptions, option_names: plan.OptionNames, wanted: bool
-) -> Chunkings | None:
-    """The chunks of a stack whose layers run at the same time; None: one after the other.
-
-    Args:
-        options, option_names: of the loops.
-        wanted: gradients of weights are.
-    """
-    if key.spec.num_layers == 1:
-        return None
-    problem = _with_device(key)
-    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
-    for way in several_layers.ways(*asked):
-        if isinstance(way, stack.StackPlan):
-            found = in_one_launch(key, problem, options, option_names, wanted)
-        else:
-            found = in_wavefront(key, options, way, wanted)
-        if found is not None:
-            return found
-    return None
-
-
-def in_one_launch(
-    key: ScheduleKey, problem: Problem, options: LoopOptions, option_names: plan.OptionNames,
-    wanted: bool,
-) -> Chunkings | None:  # fmt: skip
-    """All steps of each layer, in the kernel that is loaded; None where there is none to take.
-
-    Args:
-        problem: with its device; the others: see `layers_at_once`.
-    """
-    layers = key.spec.num_layers
-    try:
-        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
-    except kernels.NoKernelError:
-        return None
-    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
-    if several_layers.stack_of(*asked, loop.config) is None:
-        return None
-    return ((Chunking((0, key.steps), mode="one_launch"),),) * layers
-
-
-def in_wavefront(
-    key: ScheduleKey, options: LoopOptions, found: wavefront.Wavefront, wanted: bool
-) -> Chunkings | None:
-    """The chunks of a wavefront; None where the device loads no kernel for it.
-
-    Args: see `layers_at_once`.
-    """
-    if key.reset_states:
-        return None
-    try:
-        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, found.loops)
-    except kernels.NoKernelError:
-        return None
-    # the kernel that was loaded may be another than the first of the ranking
-    places = loop.kernel.max_clusters
-    several = found.loops > 1 and plan.holds(places, loop.config, key.batch, found.loops)
-    if (loop.polls and not several) or loop.config.reads_r:
-        return None
-    cut = Chunking(
-        chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
-        mode="wavefront", loops=found.loops, fills=_fills(options.kind, loop),
-    )  # fmt: skip
-    return ((cut,),) * key.spec.num_layers
 
 
 def _with_both_directions(
@@ -236,7 +146,7 @@ def _with_both_directions(
         if not loops:
             return found[layer]
         loop = prepared.loop_for(key.layer(layer, 0), key.batch, options, loops)
-        fills = _fills(options.kind, loop)
+        fills = fills_of(options.kind, loop)
         cuts = edges_of_both(key, layer, options, option_names, inner, above, loops)
         overlaps = wanted and idle(key, layer, options, option_names, loops) > 0
         one = Chunking(
@@ -349,7 +259,7 @@ def _cut(
         loops: the loop and, with recompute, forward's that runs again.
     """
     kind = loops[0].config.kind
-    fills = frozenset[str]().union(*map(_fills, (kind, "recompute"), loops))
+    fills = frozenset[str]().union(*map(fills_of, (kind, "recompute"), loops))
     steps, reverse = key.steps, bool(layer.direction)
     row = layer.width * key.problem.dtype.itemsize  # bytes of the gate gradients of a step and row
     if key.reset_states:

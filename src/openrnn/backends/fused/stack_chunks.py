@@ -1,0 +1,98 @@
+"""The chunks of a stack whose layers run at the same time: in one launch, or as a wavefront."""
+
+from dataclasses import replace
+
+import torch
+
+from openrnn.backends.fused import kernels, prepared, several_layers
+from openrnn.backends.fused.layer import LoopOptions
+from openrnn.backends.fused.schedule_key import ScheduleKey
+from openrnn.native.side_stream import supported
+from openrnn.schedule import Chunking
+from openrnn.spec import Problem
+from openrnn.tuning import chunks, plan
+from openrnn.tuning.stack import StackPlan
+from openrnn.tuning.wavefront import Wavefront
+
+Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
+
+
+def fills_of(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
+    """`Chunking.fills` of one loop: its kind, if it polls."""
+    return frozenset({kind} if loop.polls else ())
+
+
+def _with_device(key: ScheduleKey) -> Problem:
+    """The problem, with its device."""
+    about = torch.cuda.get_device_properties(key.device)
+    return replace(
+        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
+    )
+
+
+def layers_at_once(
+    key: ScheduleKey, options: LoopOptions, option_names: plan.OptionNames, wanted: bool
+) -> Chunkings | None:
+    """The chunks of a stack whose layers run at the same time; None: one after the other.
+
+    Args:
+        options, option_names: of the loops.
+        wanted: gradients of weights are.
+    """
+    if key.spec.num_layers == 1:
+        return None
+    problem = _with_device(key)
+    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
+    for way in several_layers.ways(*asked):
+        if isinstance(way, StackPlan):
+            found = in_one_launch(key, problem, options, option_names, wanted)
+        else:
+            found = in_wavefront(key, options, way, wanted)
+        if found is not None:
+            return found
+    return None
+
+
+def in_one_launch(
+    key: ScheduleKey, problem: Problem, options: LoopOptions, option_names: plan.OptionNames,
+    wanted: bool,
+) -> Chunkings | None:  # fmt: skip
+    """All steps of each layer, in the kernel that is loaded; None where there is none to take.
+
+    Args:
+        problem: with its device; the others: see `layers_at_once`.
+    """
+    layers = key.spec.num_layers
+    try:
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
+    except kernels.NoKernelError:
+        return None
+    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
+    if several_layers.stack_of(*asked, loop.config) is None:
+        return None
+    return ((Chunking((0, key.steps), mode="one_launch"),),) * layers
+
+
+def in_wavefront(
+    key: ScheduleKey, options: LoopOptions, found: Wavefront, wanted: bool
+) -> Chunkings | None:
+    """The chunks of a wavefront; None where the device loads no kernel for it.
+
+    Args: see `layers_at_once`.
+    """
+    if key.reset_states:
+        return None
+    try:
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, found.loops)
+    except kernels.NoKernelError:
+        return None
+    # the kernel that was loaded may be another than the first of the ranking
+    places = loop.kernel.max_clusters
+    several = found.loops > 1 and plan.holds(places, loop.config, key.batch, found.loops)
+    if (loop.polls and not several) or loop.config.reads_r:
+        return None
+    cut = Chunking(
+        chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
+        mode="wavefront", loops=found.loops, fills=fills_of(options.kind, loop),
+    )  # fmt: skip
+    return ((cut,),) * key.spec.num_layers
