@@ -213,8 +213,8 @@ def every_lane_arrives() -> None:
         ),
     }
     of_multicast = {
-        ": offset < READ ? PRODUCT_WARPS : CELL_WARPS;":
-            ": offset < READ ? PRODUCT_WARPS * 32 : CELL_WARPS * 32;",
+        ": offset < AT_READ ? PRODUCT_WARPS : CELL_WARPS;":
+            ": offset < AT_READ ? PRODUCT_WARPS * 32 : CELL_WARPS * 32;",
     }  # fmt: skip
     of_stack = {
         "if (threadIdx.x < 2 * WARPS * STAGES) mbarrier_init(mbarriers + threadIdx.x * 8, 1);":

@@ -5,8 +5,10 @@ import re
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import sanitize
 import torch
 from test_fused_launches import clear_caches, on_a_device
 from test_fused_products import at, permute_weights
@@ -33,6 +35,7 @@ from openrnn.backends.fused import (
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
 from openrnn.backends.fused.pass_runner import Weights, transpose_all
+from openrnn.codegen import cuda
 from openrnn.codegen.cluster_stack_config import (
     ClusterStackBackwardConfig,
     ClusterStackConfig,
@@ -345,6 +348,23 @@ SIZES = [
 def configs_of(kind, cell, hidden, layers, limits=LIMITS):
     fitting = {"forward": multicast.forwards, "backward": multicast.backwards}[kind]
     return [*fitting(trace(cell), "bfloat16", hidden, limits, layers)]
+
+
+@pytest.mark.parametrize("hidden", [128, 512])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sanitizer_finds_what_it_replaces(kind, hidden):
+    """For racecheck each lane arrives at mbarriers: `tests/sanitize.py` edits the source."""
+    of_clusters = {"forward": ClusterStackForwardConfig, "backward": ClusterStackBackwardConfig}
+    cell = trace(cells.lstm)
+    ranked = plan.ranked(kind, KINDS[kind], cell, "bfloat16", 128, 8, HOPPER, PROCESSORS, 1, 3)
+    (clusters, *_) = [one for one in ranked if isinstance(one, of_clusters[kind])]
+    sanitize.every_lane_arrives()
+    try:
+        for config in (configs_of(kind, cells.lstm, hidden, 3)[0], clusters):
+            text = cuda.source(cell, "bfloat16", config)
+            assert "if (lane == 0) arrive(mbarrier);" not in text
+    finally:
+        mock.patch.stopall()
 
 
 def each_size(kind):
