@@ -307,7 +307,7 @@ class Backend:
     def backward(
         self, call: Call, y: Tensor, reserve: list[Tensor], grads: Cotangents, needs: Needs
     ) -> Gradients:
-        """The gradients of a call whose forward returned y and reserve; leaves both unchanged."""
+        """The gradients of a call that returned y and reserve; see `Call.may_overwrite_reserve`."""
         raise NotImplementedError
 
 

@@ -42,7 +42,7 @@ _WORKSPACE, _REDUCTIONS, _ALIGNMENT = 1, 3, 5  # of cublasLtMatmulPreferenceAttr
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # of cublasLtMatrixLayoutAttribute_t
 # split sums are added up in float32 and always in one order; in place (1) it is the type of d
 _IN_FLOAT32 = 2
-MAX_WORKSPACE_BYTES = 32 << 20  # bytes of workspace
+MAX_WORKSPACE_BYTES = 32 << 20
 
 
 class CublasLt(Library):

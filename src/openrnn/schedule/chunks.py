@@ -41,8 +41,8 @@ class Chunking:
             above beside the first loops, and of dx of the chunk that ran before beside later ones.
         forks: in backward, once no loop is left, the products that remain run side by side, each
             on a stream of its own.
-        loops: how many loops the device must hold at the same time, for which their kernel is
-            chosen; 1: the usual kernel.
+        loops: for how many loops at the same time the kernel is ranked; 1: the kernel that a loop
+            alone has. Two directions at once may also run in that one.
         fills: kinds of loops, "forward", "backward" or "recompute", that poll a flag buffer, which
             must be filled before each of them begins.
     """

@@ -20,7 +20,7 @@ WARPS = (1, 2, 4, 8)  # of a block: the fewest with which one has all rows
 MAX_TIME_RATIO = 0.85
 # The model's constants were fitted on an H100 in 4c24de6; the times behind them are in no file.
 LAUNCHES = 5.0  # us of a step beyond products and memory
-FLOP_PER_US = {2: 5e8, 4: 3e8}  # of products of a step, by bytes of a value
+STEP_FLOP_PER_US = {2: 5e8, 4: 3e8}  # of products of a step, by bytes of a value
 R_PER_US, CELLS_PER_US = 2.87e6, 2.5e6  # bytes of R, and of what cells read and write
 
 
@@ -36,7 +36,7 @@ def step_us(kind: str, cell: Traced, dtype: str, units: int, batch: int) -> floa
     """The model's time of one step of the whole batch, in microseconds."""
     size, gates = SIZES[dtype], len(cell.gates)
     values = gates * units * units
-    product = max(2.0 * batch * values / FLOP_PER_US[size], values * size / R_PER_US)
+    product = max(2.0 * batch * values / STEP_FLOP_PER_US[size], values * size / R_PER_US)
     states, saved = 8 * len(cell.states), saved_values(cell) * size  # read and written
     if kind == "forward":
         bytes_ = gates * (4 + size) + states + 2 * size + saved

@@ -203,7 +203,7 @@ class LayerGradients:
     def begin_reduction(self) -> list[int]:
         """The arguments of the launch that gives these gradients, which count as reduced then.
 
-        Of those that are not wanted it writes nothing.
+        Of biases that are not wanted it writes nothing; unit vectors it always writes.
         """
         self._reduced = True
         biases, sums = self.biases(), self._sums

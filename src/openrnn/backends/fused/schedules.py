@@ -163,10 +163,10 @@ def choose_both_directions(
     key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], options: LoopOptions,
     option_names: plan.OptionNames, columns: int, inner: int, above: int = 0,
 ) -> int:  # fmt: skip
-    """Whether both loops of a layer run at the same time, and in which kernel.
+    """The kernel in which both loops of a layer run at the same time; 0: they run in turn.
 
-    They do where the device holds the blocks of both and no memory bounds their chunks, unless
-    products that would run beside loops in turn take as long as what is gained.
+    They run at once where the device holds the blocks of both and no memory bounds their chunks,
+    unless products that would run beside loops in turn take as long as what is gained.
 
     Args:
         columns: of the layer's matrices.
@@ -174,7 +174,7 @@ def choose_both_directions(
         above: columns of the weights of the layer above.
 
     Returns:
-        as `both_directions.loops_to_fit`.
+        for how many loops at once their kernel is ranked, as `both_directions.loops_to_fit`.
     """
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
         return 0
