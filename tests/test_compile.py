@@ -8,6 +8,7 @@ from cases import thinned
 from torch import nn
 
 import openrnn
+from openrnn import untraced
 
 
 class Model(nn.Module):
@@ -282,3 +283,12 @@ def test_backward_inside_of_compiled_code_is_not_traced(order, derived):
             found.append((x.grad, layer.weight_hh_l0.grad))
         for want, have in zip(*found, strict=True):
             assert torch.equal(want, have)
+
+
+def test_a_torch_without_the_mark_of_untraced_functions_traces_them(monkeypatch):
+    def function(x):
+        return x
+
+    assert untraced.untraced(function) is not function
+    monkeypatch.setattr(untraced, "_eval_frame", None)
+    assert untraced.untraced(function) is function

@@ -14,20 +14,26 @@ import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_eval_frame: Any = torch._C._dynamo.eval_frame  # compiled: part of torch._C, not of torch._dynamo
-_SKIP: Any = _eval_frame._FrameAction.SKIP
+# compiled: part of torch._C, not of torch._dynamo
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
 def untraced(function: Function) -> Function:
-    """A function of Python that does the same, with code of its own, which Dynamo passes by."""
+    """A function of Python that does the same, with code of its own, which Dynamo passes by.
+
+    Where a torch has no such mark it is the function itself, which Dynamo traces.
+    """
+    if not hasattr(_eval_frame, "set_code_exec_strategy"):
+        return function
     given: Any = function
     made: Any = FunctionType(
         given.__code__.replace(), given.__globals__, given.__name__, given.__defaults__,
         given.__closure__,
     )  # fmt: skip
     made.__kwdefaults__ = given.__kwdefaults__
-    # what its code calls is passed by as well
-    _eval_frame.set_code_exec_strategy(made.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP))
+    skip = _eval_frame._FrameAction.SKIP
+    # the second: what its code calls is passed by as well
+    _eval_frame.set_code_exec_strategy(made.__code__, _eval_frame._FrameExecStrategy(skip, skip))
     update_wrapper(made, given)
     found: Function = made
     return found
