@@ -305,20 +305,20 @@ def test_below_the_least_measured_batch_runs_its_kernel_unless_it_is_a_grid(monk
         found = []
         for rows in (known, {}):
             monkeypatch.setattr(measured, "table", lambda *_, rows=rows: rows)
-            rank.cache_clear()
+            plan._ranking.cache_clear()
             found.append(rank(cell, "bfloat16", hidden, 1, *WHOLE)[0])
         chosen, modelled = found
         assert chosen == modelled if grid else measured.shape_of(chosen) == least.shape
-        rank.cache_clear()
+        plan._ranking.cache_clear()
 
 
 def test_beyond_what_was_measured_the_model_chooses(monkeypatch):
     cell = trace(cells.lstm)
     found = plan.backward(cell, "float16", 512, 1024, *WHOLE)
     monkeypatch.setattr(measured, "table", lambda *_: {})
-    plan.backward.cache_clear()
+    plan._ranking.cache_clear()
     assert plan.backward(cell, "float16", 512, 1024, *WHOLE) == found
-    plan.backward.cache_clear()
+    plan._ranking.cache_clear()
 
 
 def test_other_devices_and_sizes_have_the_model(monkeypatch):
@@ -326,13 +326,13 @@ def test_other_devices_and_sizes_have_the_model(monkeypatch):
     asked = [((9, 0), 132, 512), ((9, 0), 114, 512), ((10, 0), None, 512), ((9, 0), 132, 520)]
 
     def found():
-        plan.forward.cache_clear()
+        plan._ranking.cache_clear()
         return [plan.forward(cell, "float16", h, 64, *device)[0] for *device, h in asked]
 
     here = found()
     monkeypatch.setattr(measured, "table", lambda *_: {})
     assert [a == b for a, b in zip(here, found())] == [False, True, True, True]
-    plan.forward.cache_clear()
+    plan._ranking.cache_clear()
 
 
 def test_a_slice_of_a_device_gets_smaller_grids():

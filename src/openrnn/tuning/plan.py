@@ -3,7 +3,7 @@
 They never depend on T, and on B only by its number of tiles.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
@@ -94,18 +94,21 @@ class LoopRequest(NamedTuple):
         return self._replace(option_names=kept)
 
 
-def _best_first(
-    loop: LoopRequest, fitting: Iterable[Config], loops: int
-) -> tuple[tuple[Config, ...], float | None]:
-    """The kernels of which the device holds so many loops at once, best first.
+@memo(4096)
+def _ranking(
+    loop: LoopRequest, loops: int
+) -> tuple[tuple[ForwardConfig | BackwardConfig, ...], float | None]:
+    """The kernels that fit and of which the device holds so many loops at once, best first.
 
     And the measured microseconds of a step of the first, where they are known.
     """
     limits = Limits.of(loop.capability, loop.processors)
 
-    def model(config: Config, batch: int) -> float:
+    def model(config: ForwardConfig | BackwardConfig, batch: int) -> float:
         return cycles_of(loop.cell, loop.dtype, config, batch, limits)
 
+    every = _forwards if loop.kind == "forward" else _backwards
+    fitting = every(loop.cell, loop.dtype, units_of(loop.hidden), limits)
     held = (one for one in fitting if fits_concurrently(one, loop.batch, loops, limits))
     ranked = sorted(held, key=lambda config: model(config, loop.batch))
     inference = loop.kind == "forward" and "save" not in loop.option_names
@@ -116,47 +119,33 @@ def _best_first(
     return tuple(found), us
 
 
-@memo(4096)
-def _ranking(
-    loop: LoopRequest, loops: int
-) -> tuple[tuple[ForwardConfig | BackwardConfig, ...], float | None]:
-    """`_best_first` of every kernel of the kind that fits."""
-    limits = Limits.of(loop.capability, loop.processors)
-    fitting = loop.cell, loop.dtype, units_of(loop.hidden), limits
-    if loop.kind == "forward":
-        return _best_first(loop, _forwards(*fitting), loops)
-    return _best_first(loop, _backwards(*fitting), loops)
-
-
 def _options(mask: str, save: bool) -> OptionNames:
     """Those of a mask by its name in the measured table."""
     masks = () if mask == measured.PLAIN else tuple(mask.split("+"))
     return (*masks, "save") if save else masks
 
 
-@memo(4096)
 def forward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None = None, mask: str = measured.PLAIN, save: bool = True, loops: int = 1,
-) -> tuple[ForwardConfig, ...]:  # fmt: skip
+) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The forward kernels that fit, best first.
 
     mask: see `measured`; save: activations, for training; loops: see `ranked`.
     """
-    options, limits = _options(mask, save), Limits.of(capability, processors)
+    options = _options(mask, save)
     loop = LoopRequest("forward", options, cell, dtype, hidden, batch, capability, processors)
-    return _best_first(loop, _forwards(cell, dtype, units_of(hidden), limits), loops)[0]
+    return _ranking(loop, loops)[0]
 
 
-@memo(4096)
 def backward(
     cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
     processors: int | None = None, mask: str = measured.PLAIN, loops: int = 1,
-) -> tuple[BackwardConfig, ...]:  # fmt: skip
+) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
     """The backward kernels that fit, best first."""
-    options, limits = _options(mask, False), Limits.of(capability, processors)
+    options = _options(mask, False)
     loop = LoopRequest("backward", options, cell, dtype, hidden, batch, capability, processors)
-    return _best_first(loop, _backwards(cell, dtype, units_of(hidden), limits), loops)[0]
+    return _ranking(loop, loops)[0]
 
 
 def ranked(
