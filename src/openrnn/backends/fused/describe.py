@@ -15,7 +15,6 @@ from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
 from openrnn.tuning.limits import Limits
-from openrnn.tuning.stack import StackPlan
 from openrnn.tuning.wavefront import Wavefront
 
 
@@ -67,33 +66,39 @@ def _compiled(
 
 
 def _of_loops(
-    problem: Problem, head: str, kind: str, option_names: plan.OptionNames, loops: int,
-    layers: int = 1,
-) -> list[str]:  # fmt: skip
+    problem: Problem, head: str, kind: str, option_names: plan.OptionNames, loops: int
+) -> list[str]:
     """A line for a kernel of which the device holds so many loops at once, if there is one."""
-    found = _compiled(problem, kind, option_names, loops, layers)
-    if found is None or problem.capability is None:
-        return []
-    made, config = found
+    found = _compiled(problem, kind, option_names, loops, 1)
+    return [] if found is None else [head + _of_kernel(problem, kind, option_names, *found)]
+
+
+def _of_kernel(
+    problem: Problem, kind: str, option_names: plan.OptionNames, made: nvrtc.Binary,
+    config: kernels.LoopConfig,
+) -> str:  # fmt: skip
+    """A kernel of a problem whose device is known: blocks, registers and expected time."""
+    if (capability := problem.capability) is None:
+        raise ValueError("a problem without the capability of a device")
     cell, dtype = traced(problem.spec), problem.dtype_name
     batch = problem.batch or 1
-    limits = Limits.of(problem.capability, problem.processors)
+    limits = Limits.of(capability, problem.processors)
     time = plan.microseconds_of(cell, dtype, config, batch, limits)
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
         asked = kind, option_names, cell, dtype, problem.spec.hidden_size, -(-batch // 8) * 8
-        every = plan.ranked(*asked, problem.capability, problem.processors)
+        every = plan.ranked(*asked, capability, problem.processors)
         held = next((one for one in every if not one.stepwise), None)
         why = "no kernel holds R"
         if held is not None:
             us = plan.microseconds_of(cell, dtype, held, batch, limits)
             part = "a part of " if held.streamed_fragments else ""
             why = f"{us:.2f} with a kernel that holds {part}R"
-        return [
-            f"{head}each step a GEMM and a launch of {config.blocks(batch)} blocks of "
+        return (
+            f"each step a GEMM and a launch of {config.blocks(batch)} blocks of "
             f"{config.threads} threads, {registers}, {time:.2f} us a step by the model; {why}"
-        ]
+        )
     groups = -(-batch // config.rows)
     blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
     if isinstance(config, ClusterStackConfig):
@@ -109,11 +114,11 @@ def _of_loops(
         products += f", {config.operand} by TMA"
     if isinstance(config, ClusterStackConfig):
         products += f", half of the warps multiply {config.polled}"
-    return [
-        f"{head}{groups} x {blocks} of {config.threads} threads{warps}, "
+    return (
+        f"{groups} x {blocks} of {config.threads} threads{warps}, "
         f"{config.rows} rows each, {registers}{products}, "
         f"{time:.2f} us a step by the model"
-    ]
+    )
 
 
 def _of_several(
@@ -142,12 +147,11 @@ def _of_several(
         return [*_of_loops(problem, head, kind, option_names, 2), *refused]
     measured = plan.measured_options(kind, option_names)
     for way in several_layers.ways(problem, kind, measured, steps, batch, True):
-        if isinstance(way, StackPlan):
-            # none: no kernel of it compiles, or the one that does is slower than the next way
-            if lines := _of_launch(problem, name, kind, option_names, steps, batch):
-                return lines
-            continue
-        return [*refused, *_of_wavefront(problem, name, kind, option_names, way)]
+        if isinstance(way, Wavefront):
+            return [*refused, *_of_wavefront(problem, name, kind, option_names, way)]
+        # none: no kernel of it compiles, or the one that does is slower than the next way
+        if lines := _of_launch(problem, name, kind, option_names, steps, batch):
+            return lines
     if spec.wavefront in (None, 0, 1):
         return refused
     why = several_layers.wavefront_refusal(problem, steps, batch)
@@ -173,10 +177,11 @@ def _of_launch(
     launch = several_layers.stack_of(problem, kind, measured, steps, batch, True, found[1])
     if launch is None:
         return []
-    head = f"{name} of {layers} layers in one launch, each layer behind the one before"
-    times = f"{launch.us:,.0f} us by the model, else {launch.otherwise:,.0f}"
-    lines = _of_loops(problem, f"{head}: ", kind, option_names, 1, layers)
-    return [f"{line}; {times}" for line in lines]
+    return [
+        f"{name} of {layers} layers in one launch, each layer behind the one before: "
+        f"{_of_kernel(problem, kind, option_names, *found)}; "
+        f"{launch.us:,.0f} us by the model, else {launch.otherwise:,.0f}"
+    ]
 
 
 def _of_wavefront(
