@@ -64,6 +64,10 @@ HOPPER, PROCESSORS = (9, 0), 132
 LIMITS = Limits.of(HOPPER, PROCESSORS)
 UNITS = 16
 KINDS = {"forward": ("save",), "backward": ()}
+PLAIN_LOOPS = {
+    "forward": ForwardOptions(False, False, False, False, True),
+    "backward": BackwardOptions(False, False, False, False),
+}
 layers_at_once = schedules.layers_at_once  # which `pretended` replaces
 
 
@@ -273,11 +277,6 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
     changed, loaded = dict(changed), []
     absent, reset_states = changed.pop("absent", False), changed.pop("reset_states", False)
     asked = problem(wavefront=1, **changed)
-    on = (
-        ForwardOptions(False, False, False, False, True)
-        if kind == "forward"
-        else BackwardOptions(False, False, False, False)
-    )
 
     def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers):
         loaded.append((kind, loops, layers))
@@ -290,7 +289,7 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: None)
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
-    found = layers_at_once(key, on, KINDS[kind], True)
+    found = layers_at_once(key, PLAIN_LOOPS[kind], KINDS[kind], True)
     clear_caches()
     assert found == (((cut_of(steps=128),),) * 4 if wanted else None)
     assert loaded == ([(kind, 1, 4)] if wanted or absent else [])
@@ -304,11 +303,6 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
 
     A kernel of the first one's shape counts like it: only where R lies differs.
     """
-    on = (
-        ForwardOptions(False, False, False, False, True)
-        if kind == "forward"
-        else BackwardOptions(False, False, False, False)
-    )
     asked = problem(wavefront=wavefront)
     flags = KINDS[kind]
     first, *others = plan.ranked(
@@ -326,7 +320,7 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: "a wavefront")
     key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
-    found = layers_at_once(key, on, flags, True)
+    found = layers_at_once(key, PLAIN_LOOPS[kind], flags, True)
     clear_caches()
     taken = wavefront == 1 or not slower
     assert found == (((cut_of(steps=128),),) * 4 if taken else "a wavefront")

@@ -154,18 +154,18 @@ def run(call: Call) -> Outputs:
         [torch.stack(parts) for parts in zip(*history)] if call.problem.return_states else []
     )
     y, ends = x, [torch.stack(parts) for parts in zip(*finals)]
-    # of a single step in reverse the reset states are in the graph of the final states alone
-    reached = not call.reset_states and _reached(spec, cell, call.x.shape[0])
-    if call.problem.grad and not reached:
+    if call.problem.grad and not _reached(call, cell):
         y, ends, all_states = _tied(call, y, ends, all_states)
     return Outputs(y, ends, all_states, [])
 
 
-def _reached(spec: Spec, cell: Cell, steps: int) -> bool:
+def _reached(call: Call, cell: Cell) -> bool:
     """Whether every output has every input in its graph by itself, as in an LSTM or a GRU."""
-    if torch.compiler.is_compiling() or spec.proj_size or cell.dependent_product:
+    if torch.compiler.is_compiling() or call.problem.spec.proj_size or cell.dependent_product:
         return False  # a compiler sees no cache, and ties for nothing cost little there
-    return steps > 0 and _reaches(cell)
+    if call.reset_states:
+        return False  # of a single step in reverse they are in the graph of final states alone
+    return call.x.shape[0] > 0 and _reaches(cell)
 
 
 @memo(256)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from operator import eq
 from typing import Any
 
 import torch
@@ -340,8 +339,7 @@ class Layer(TorchNames):
         # one computed by a parametrization, which may count its calls, is looked at in `_run`
         if first is not None and not torch._C._is_any_autocast_enabled():
             checks.same_dtype(input, first)
-        equal = eq if type(input.shape[-1]) is int else checks.equal
-        if not equal(input.shape[-1], self.input_size):
+        if not checks.equality(input.shape[-1])(input.shape[-1], self.input_size):
             raise RuntimeError(
                 f"input.size(-1) must be equal to input_size. "
                 f"Expected {self.input_size}, got {input.shape[-1]}"
@@ -372,7 +370,7 @@ class Layer(TorchNames):
                 checks.wrong_dims(states, dims)
         if dims == 2:
             states = [tensors.unsqueezed("hx", state, 1) for state in states]
-        equal = eq if type(batch) is int else checks.equal
+        equal = checks.equality(batch)
         for place, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
             if not equal(state.shape, wanted := (self._spec.chains, batch, width)):
                 which = f"hidden[{place}]" if len(states) > 1 else "hidden"

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from inspect import Signature, signature
-from operator import attrgetter, eq
+from operator import attrgetter
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -92,7 +92,7 @@ class CellModule(FixedOptions, CachingModule):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
         batched = input.dim() == 2
         places = (0,) if batched else (0, 0)
-        equal = eq if type(input.shape[-1]) is int else checks.equal
+        equal = checks.equality(input.shape[-1])
         if not equal(input.shape[-1], self.input_size):
             raise RuntimeError(
                 f"input has inconsistent input_size: got {input.shape[-1]} "

@@ -1,7 +1,8 @@
 """What a layer refuses, in the words of `torch.nn` where people match on them."""
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import eq
 from typing import Any
 
 import torch
@@ -30,7 +31,12 @@ def construction(kind: Any, args: Sequence[Any], options: Mapping[str, Any]) -> 
         raise TypeError(f"{kind.__name__}: {error}") from None
 
 
-def equal(found: Any, wanted: Any) -> bool:
+def equality(size: Any) -> Callable[[Any, Any], bool]:
+    """What compares a size, or several of its kind, with others."""
+    return eq if type(size) is int else _equal
+
+
+def _equal(found: Any, wanted: Any) -> bool:
     """Whether sizes are equal where they may be tensors, as those are that `torch.jit` traces.
 
     Its tracer warns of a test of them. Of torch's own layers it does not: it goes by the module.
