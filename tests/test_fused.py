@@ -466,6 +466,9 @@ WGMMA = {
         128, 2, 16, 4, n, 2, 1, 2, True, clusters=4
     ),
     "multicast-backward": lambda n: MulticastBackwardConfig(
+        256, 2, 16, 4, n, 4, 2, 2, True, clusters=8, buffers=2, k_parts=4
+    ),
+    "multicast-in-cluster": lambda n: MulticastBackwardConfig(
         128, 2, 16, 8, n, 4, 2, 2, True, clusters=2, buffers=2, k_parts=2
     ),
 }
@@ -473,10 +476,12 @@ WGMMA = {
 
 def wgmma_combinations():
     """Each number of operands of several kinds, each kind with two or more, dtypes in turn."""
-    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4), (3, 4), (2, 4)
+    counts = (2, 3, 4, 8), (3, 8), (2, 4), (3, 8), (2, 4), (3, 4), (2, 4), (3,)
     for i, (kind, some) in enumerate(zip(WGMMA, counts, strict=True)):
         for j, count in enumerate(some):
-            dtypes = DTYPES[:2] if kind == "multicast-backward" else DTYPES
+            dtypes = (
+                DTYPES[:2] if kind in ("multicast-backward", "multicast-in-cluster") else DTYPES
+            )
             yield dtypes[(i + j) % len(dtypes)], kind, count
 
 
@@ -522,6 +527,10 @@ def test_the_flag_buffer_of_backward_with_multicast_has_messages(batch):
     messages = sets * 2 * blocks * senders * own_units * set_rows * 4
     assert 128 * filled == messages + 128 * sets * halves
     assert 128 * (rows - filled) == sets * 2 * 4 * 1024 * set_rows * 2
+    # blocks of one cluster send messages through shared memory
+    inside = replace(config, cluster=8, groups=16, clusters=8)
+    without = inside.flag_buffer(trace(cells.lstm), 40, batch)
+    assert (without.shape[1], without.filled) == (rows - messages // 128, sets * halves)
 
 
 @compiles

@@ -89,13 +89,13 @@ MULTICAST_PLACES = {
 # A block says that the operand was read when it is all there: not too early for the next copy to
 # begin, but for what it overwrites. Instead of the warp that awaits the sums one that multiplies
 # does.
-RELEASE = "arrive_remote(remote(mbarrier_at(AT_EMPTY + (turn & 1) * 8), here.lane));\n"
+RELEASE = "arrive_remote(remote(mbarrier_at(AT_EMPTY + (turn & 1) * 8), here.peer(here.lane)));\n"
 RELEASED = f"        await_turn(AT_SUMMED_UP, turn);\n        {RELEASE}"
 CAME = ", ".join(
     f"mbarrier_wait(mbarrier_at(AT_FULL + (buffer * HALVES + {half}) * 8), turn / BUFFERS & 1)"
     for half in (0, 1)
 )
-EARLY = f"        if (here.warp == 0 && here.lane < CLUSTER) {RELEASE}"
+EARLY = f"        if (here.warp == 0 && here.lane < PEERS) {RELEASE}"
 TOO_EARLY = {RELEASED: "", PRODUCT: f"        if (here.warp == 0) {CAME};\n{EARLY}{PRODUCT}"}
 # A layer of a stack does not ask how far the one that reads its values is.
 FOLLOWERS = {"            if (half == OWN_LAYER) await_followers(here, exchange, set, i);\n": ""}

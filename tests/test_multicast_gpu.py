@@ -24,7 +24,8 @@ pytestmark = [
 ]
 both = pytest.mark.parametrize("family", MULTICAST, indirect=True)
 forward_only = pytest.mark.parametrize("family", ["multicast"], indirect=True)
-backward_only = pytest.mark.parametrize("family", ["multicast-backward"], indirect=True)
+BACKWARD = ["multicast-backward", "multicast-in-cluster"]
+backward_only = pytest.mark.parametrize("family", BACKWARD, indirect=True)
 # the tests' own doing: x is a leaf of one stream and differentiated on another
 other_streams = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 BF16, FP16, TF32 = torch.bfloat16, torch.float16, torch.float32
@@ -38,7 +39,7 @@ def named(value):
 @pytest.fixture
 def backward(request):
     """Whether the kernels with multicast are backward's."""
-    return request.getfixturevalue("family") == "multicast-backward"
+    return request.getfixturevalue("family") in BACKWARD
 
 
 @pytest.fixture(autouse=True)
@@ -346,7 +347,7 @@ def test_options(cell, hidden, batch, options):
 
 @pytest.mark.parametrize(
     ("family", "grad"),
-    [("multicast", False), ("multicast", True), ("multicast-backward", True)],
+    [("multicast", False), ("multicast", True), *((name, True) for name in BACKWARD)],
     indirect=["family"],
 )
 def test_a_call_that_is_remembered(loops, grad):

@@ -2,7 +2,8 @@
 
 What it watches: gate gradients that are copied, sums that are received and a block's own sums
 belong to the set and step at hand, and the warps come to an end. Each word is written by itself, in
-any order. Clusters and mbarriers are left to test_multicast_protocol.py, which has the same `Loop`.
+any order. How operands are copied into clusters is left to test_multicast_protocol.py, which has
+the same `Loop`.
 """
 
 import random
@@ -52,6 +53,38 @@ def interleave(often, dice):
                 if came != END:
                     asleep[task] = came
                 break
+
+
+@dataclass
+class Mbarrier:
+    """An mbarrier: its phase ends once all have arrived and all parts are there."""
+
+    count: int
+    phase: int = 0
+    arrivals: int = 0
+    missing: int = 0
+
+    def arrive(self, parts=0):
+        self.arrivals, self.missing = self.arrivals + 1, self.missing + parts
+        self._turn()
+
+    def deliver(self):
+        self.missing -= 1
+        self._turn()
+
+    def _turn(self):
+        assert self.arrivals <= self.count, "an arrival too many"
+        if self.arrivals == self.count and self.missing == 0:
+            self.phase, self.arrivals = self.phase + 1, 0
+
+    def wait(self, number):
+        """Waits for the end of a phase. The machine knows only whether it is even or odd."""
+
+        def ended():
+            assert number <= self.phase <= number + 1, "a parity that stands for another phase"
+            return self.phase > number
+
+        return until(ended)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -143,10 +176,12 @@ class Blocks(Loop):
     """The roles of all blocks of a backward loop as tasks; a block is (layer, number).
 
     Args:
+        in_cluster: messages go through shared memory, where an mbarrier counts their words.
         message_buffers: of a set; tag_steps: in a row that have the same tag.
         stored_early: a block publishes gate gradients before it has read its messages.
     """
 
+    in_cluster: bool = False
     message_buffers: int = 2
     tag_steps: int = 2
     stored_early: bool = False
@@ -155,6 +190,7 @@ class Blocks(Loop):
         super().__post_init__()
         self.memory = {}  # by place: what all blocks can read
         self.writes = {}  # by place: what is on its way there, the oldest first
+        self.received = {}  # by warp, set and buffer of messages: the mbarrier
         self.shares = {}  # by block, even or odd turn, and warpgroup: the turn
         # turns that a half of a block's K, or a warpgroup of a block, has behind it
         self.copied, self.multiplied = Counter(), Counter()
@@ -172,6 +208,10 @@ class Blocks(Loop):
     def message(self, layer, which, i, sender, receiver, warp):
         at = "sums", layer, which, i % self.message_buffers, sender, receiver, warp
         return [(*at, word) for word in range(WORDS)]
+
+    def mbarrier(self, block, which, i, warp):
+        place = block, which, i % self.message_buffers, warp
+        return self.received.setdefault(place, Mbarrier(1))
 
     def tag(self, i):
         return i // self.tag_steps % 2
@@ -197,6 +237,9 @@ class Blocks(Loop):
             self.memory[place], *later = self.writes.pop(place)
             if later:
                 self.writes[place] = later
+            if self.in_cluster and place[0] == "sums":
+                layer, which, buffer, _, receiver, warp, _ = place[1:]
+                self.mbarrier((layer, receiver), which, buffer, warp).deliver()
             yield
 
     def write(self, places, value):
@@ -257,13 +300,19 @@ class Blocks(Loop):
     def receive(self, block, warp, i, which):
         """The kernel polls all words at once: what counts is the last time it reads each."""
         layer, number = block
+        if self.in_cluster and self.k_parts > 1:
+            mbarrier = self.mbarrier(block, which, i, warp)
+            mbarrier.arrive((self.k_parts - 1) * WORDS)
+            yield
+            yield from mbarrier.wait(i // self.message_buffers)
         words = [
             (peer, at)
             for peer in self.peers(number)
             for at in self.message(layer, which, i, peer, number, warp)
         ]
         for peer, place in self.dice.sample(words, len(words)):
-            yield from self.await_tag(place, self.tag(i))
+            if not self.in_cluster:
+                yield from self.await_tag(place, self.tag(i))
             assert self.memory[place] == (self.tag(i), i, peer), "a message of another step"
             yield
 
@@ -307,20 +356,26 @@ LOOPS = [
 ]
 
 
+through = pytest.mark.parametrize("in_cluster", [False, True], ids=["memory", "shared memory"])
+
+
+@through
 @pytest.mark.parametrize("loop", LOOPS, ids=str)
 @pytest.mark.parametrize(("blocks", "k_parts"), [(2, 1), (4, 1), (4, 2), (8, 2), (8, 4)])
-def test_every_step_reads_its_own(blocks, k_parts, loop):
+def test_every_step_reads_its_own(blocks, k_parts, loop, in_cluster):
     """Catches reads of another step and a standstill; every second run has slow blocks."""
-    run([0, 1, 2, 6, 1, 6, 6, 6], blocks=blocks, k_parts=k_parts, **loop)
+    run([0, 1, 2, 6, 1, 6, 6, 6], blocks=blocks, k_parts=k_parts, in_cluster=in_cluster, **loop)
 
 
+@through
 @pytest.mark.parametrize("loop", LOOPS, ids=str)
 @pytest.mark.parametrize(
     ("layers", "blocks", "k_parts"), [(2, 2, 1), (2, 4, 2), (3, 2, 2), (2, 4, 4), (4, 2, 2)]
 )
-def test_every_layer_of_a_stack_reads_its_own(layers, blocks, k_parts, loop):
+def test_every_layer_of_a_stack_reads_its_own(layers, blocks, k_parts, loop, in_cluster):
     """The same, with published steps that lie where older ones did."""
-    run([0, 1, 2, 19, 4, 9], layers=layers, blocks=blocks, k_parts=k_parts, **loop)
+    given = {"layers": layers, "blocks": blocks, "k_parts": k_parts, "in_cluster": in_cluster}
+    run([0, 1, 2, 19, 4, 9], **given, **loop)
 
 
 GATES, MESSAGE = "gate gradients of another step", "a message of another step"
@@ -358,6 +413,22 @@ def test_a_single_buffer_of_messages_is_seen():
     """
     with pytest.raises(AssertionError, match="nobody gets on"):
         run([8] * 20, k_parts=2, message_buffers=1, tag_steps=1, **LOOPS[1])
+
+
+@pytest.mark.parametrize("k_parts", [2, 4])
+def test_a_single_buffer_of_messages_in_shared_memory_is_seen(k_parts):
+    """Where a warp has one set alone, as above: words of the next step count for this one."""
+    given = {"in_cluster": True, "message_buffers": 1, "k_parts": k_parts, "blocks": 2 * k_parts}
+    with pytest.raises(AssertionError, match=f"{MESSAGE}|nobody gets on|parity"):
+        run([8] * 20, **given, **LOOPS[1])
+
+
+@pytest.mark.parametrize("fault", [{"stored_early": True}, {"early": (1, 1)}], ids=str)
+@pytest.mark.parametrize("loop", LOOPS, ids=str)
+def test_a_fault_is_seen_with_messages_in_shared_memory(loop, fault):
+    """Gate gradients are published as before; stored too early, they say too much of a block."""
+    with pytest.raises(AssertionError, match=f"{GATES}|{MESSAGE}|nobody gets on|parity"):
+        run([8] * 20, blocks=4, k_parts=2, in_cluster=True, **loop, **fault)
 
 
 @pytest.mark.parametrize(("fault", "said"), STACK_FAULTS, ids=str)

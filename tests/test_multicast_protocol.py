@@ -12,39 +12,7 @@ from itertools import product
 
 import pytest
 from cases import thinned
-from test_multicast_messages import DEPTH, HALVES, WARPS, Loop, interleave, until
-
-
-@dataclass
-class Mbarrier:
-    """An mbarrier: its phase ends once all have arrived and all parts are there."""
-
-    count: int
-    phase: int = 0
-    arrivals: int = 0
-    missing: int = 0
-
-    def arrive(self, parts=0):
-        self.arrivals, self.missing = self.arrivals + 1, self.missing + parts
-        self._turn()
-
-    def deliver(self):
-        self.missing -= 1
-        self._turn()
-
-    def _turn(self):
-        assert self.arrivals <= self.count, "an arrival too many"
-        if self.arrivals == self.count and self.missing == 0:
-            self.phase, self.arrivals = self.phase + 1, 0
-
-    def wait(self, number):
-        """Waits for the end of a phase. The machine knows only whether it is even or odd."""
-
-        def ended():
-            assert number <= self.phase <= number + 1, "a parity that stands for another phase"
-            return self.phase > number
-
-        return until(ended)
+from test_multicast_messages import DEPTH, HALVES, WARPS, Loop, Mbarrier, interleave, until
 
 
 @dataclass
@@ -81,7 +49,7 @@ class Blocks(Loop):
     """The roles of all blocks as tasks. Blocks that share K are in test_multicast_messages.py.
 
     Args:
-        cluster: blocks that get a copy at once.
+        cluster: blocks that get a copy at once; of those of a cluster that share K, others do not.
         empty_behind: a copy awaits that so many turns before have been multiplied; None: as many
             as there are buffers.
         read_behind: a product's shares await that so many turns before have been read.
@@ -236,7 +204,7 @@ def run(steps, **given):
         Blocks(steps=number, **given).run(seed)
 
 
-@pytest.mark.parametrize(("blocks", "cluster"), thinned([(4, 2), (6, 2), (8, 4)], 3))
+@pytest.mark.parametrize(("blocks", "cluster"), thinned([(4, 1), (4, 2), (6, 2), (8, 4)], 4))
 @pytest.mark.parametrize("other_buffers", [False, True])
 @pytest.mark.parametrize("loop", FORWARD + BACKWARD, ids=str)
 def test_every_turn_reads_its_own(blocks, cluster, loop, other_buffers):

@@ -64,6 +64,11 @@ class MulticastConfig(KernelConfig):
         return 224 if self.half_operands else 16
 
     @property
+    def parts_in_cluster(self) -> bool:
+        """Whether blocks that share K are of one cluster, and send through shared memory."""
+        return self.k_parts > 1 and self.cluster % self.k_parts == 0
+
+    @property
     def groups_of_block(self) -> int:
         return self.groups // self.cluster
 
@@ -95,11 +100,14 @@ class MulticastConfig(KernelConfig):
     def shared(self, cell: Traced, dtype: str) -> int:
         sets, per_slot = self.tiles_in_flight, self.slot_bytes(cell, dtype)
         # mbarriers, row numbers
-        front = ceil_div(16 * (self.buffers + 3) + 8 * sets + 4 * self.rows, 128) * 128
+        received = sets * 2 * CELL_WARPS if self.parts_in_cluster else 0
+        mbarriers = 2 * self.buffers + 6 + sets + received
+        front = ceil_div(8 * mbarriers + 4 * self.rows, 128) * 128
         per_slot += RESET_BYTES if self.reset else 0
         inputs = ceil_div(sets * CELL_WARPS * self.slots() * per_slot, 128) * 128
         matrix = self.fragments(cell, dtype) - self.register_fragments
         matrix *= 4 * self.k_warpgroups * 1024
+        inputs += received * (self.k_parts - 1) * self.slots() * 256
         return front + self._exchange_bytes(cell, dtype) + inputs + matrix
 
     def sum_parts(self, batch: int) -> int:
@@ -110,7 +118,8 @@ class MulticastConfig(KernelConfig):
         sets = ceil_div(batch, self.rows) * self.tiles_in_flight * self.layers
         splits = self.k_parts * (1 if self.layers > 1 else 2)
         blocks = self.cluster * self.clusters // self.layers
-        sent = CELL_WARPS * self.slots() * 256  # bytes from a block to another in a step
+        # bytes from a block to another in a step, through memory
+        sent = 0 if self.parts_in_cluster else CELL_WARPS * self.slots() * 256
         filled = sets * splits + 2 * sets * blocks * (self.k_parts - 1) * sent // 128
         step = self._published(cell) * self.units * 8 * self.tiles * 2 // 128
         return FlagBuffer((1, filled + _DEPTH[self.layers > 1] * sets * step, 64), filled)

@@ -17,6 +17,10 @@ from openrnn.tuning.limits import Limits
 Config = TypeVar("Config", bound=MulticastConfig)
 
 CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all multiprocessors
+# Blocks of a cluster in backward, the better ones first, by those that share K. With as many or
+# more these are all of one cluster, which holds more multiprocessors idle, but sends sums through
+# shared memory.
+CLUSTERS = {1: (CLUSTER,), 2: (4, 2), 4: (8, 4, CLUSTER)}
 # sets of rows, which take turns; the better ones first, where the model sees no difference
 SETS = 4, 3, 2
 TILES = (2, 3, 4)  # of 8 rows, in a set
@@ -83,6 +87,9 @@ class _BackwardStackCosts(NamedTuple):
 _FORWARD = _Costs(step=1180.0, tile=430.0, value=2.45)
 _BACKWARD = {1: _Costs(700.0, 500.0, 2.3), 2: _Costs(900.0, 690.0, 2.6)}
 _MESSAGES = 1240.0  # of blocks that share K
+# What is saved where these blocks are of one cluster, by their number: the mean of five and of six
+# kernels, H 256 to 1536, on an H200
+_SAVED_IN_CLUSTER = {2: 450.0, 4: 900.0}
 # Fitted to 186 kernels of 21 stacks of LSTMs and GRUs, H 256 to 640, B 32 to 128 (standard
 # deviation 6%; where the kernel of the first rank was not the quickest, it took at most 5% longer)
 _FORWARD_STACK = _ForwardStackCosts(
@@ -111,7 +118,8 @@ def forwards(
     """Every such forward kernel that fits, of so many layers at once."""
     groups = max(1, MOST_SUMS // len(cell.gates))  # of a block
     half = half_operands(cell, dtype)
-    if len(cell.gates) > MOST_SUMS or not (clusters := _clusters(units, groups, limits, layers)):
+    clusters = _clusters(units, groups, CLUSTER, limits, layers)
+    if len(cell.gates) > MOST_SUMS or not clusters:
         return
     for sets, tiles in product(SETS, TILES):
         config = MulticastForwardConfig(
@@ -128,29 +136,30 @@ def backwards(
     # A block copies its part of K in two halves. Of one layer both are its own gate gradients, so
     # these are cut into as many splits; in a stack one half is another layer's.
     halves = 2 if layers == 1 else 1
-    for k_parts in K_PARTS:
+    for k_parts, cluster in ((parts, size) for parts in K_PARTS for size in CLUSTERS[parts]):
         groups = MOST_SUMS // k_parts  # of a block
         # a split has the units of whole blocks, and whole tiles of K, of 32 values each
         splits = halves * k_parts
         uneven = units % (8 * splits * groups) or units * len(cell.gates) % (32 * splits)
-        clusters = 0 if uneven else _clusters(units, groups, limits, layers)
-        if not clusters or clusters // layers % k_parts:
+        clusters = 0 if uneven else _clusters(units, groups, cluster, limits, layers)
+        in_cluster = k_parts > 1 and cluster % k_parts == 0
+        if not clusters or (not in_cluster and clusters // layers % k_parts):
             continue
         for sets, tiles, k_warpgroups in product(SETS, TILES, (1, 2)):
             if sets % 2 and k_warpgroups == 1:
                 continue  # two warpgroups for cells have as many sets
             config = MulticastBackwardConfig(
-                units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True,
+                units, cluster, WARPS, groups * cluster, tiles, sets, 0, 2, True,
                 low_register=True, clusters=clusters, k_parts=k_parts, layers=layers,
                 k_warpgroups=k_warpgroups,
             )  # fmt: skip
             yield from _filled(config, cell, dtype, limits)
 
 
-def _clusters(units: int, groups: int, limits: Limits, layers: int) -> int:
+def _clusters(units: int, groups: int, cluster: int, limits: Limits, layers: int) -> int:
     """How many clusters hold R, with so many groups of 8 units a block; 0: not such a kernel."""
-    clusters, rest = divmod(units, 8 * groups * CLUSTER)
-    some = 1 < clusters * layers <= limits.clusters(CLUSTER)
+    clusters, rest = divmod(units, 8 * groups * cluster)
+    some = 1 < clusters * layers <= limits.clusters(cluster)
     fits = limits.wgmma and not rest and units % 64 == 0 and some
     return clusters * layers if fits else 0
 
@@ -187,9 +196,11 @@ def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limit
         once = backward.step + backward.tile * tiles + backward.set * sets
         once += backward.value * values
         once += {1: -_MESSAGES, 2: 0.0, 4: backward.four_blocks}[config.k_parts]
+        once -= _SAVED_IN_CLUSTER[config.k_parts] if config.parts_in_cluster else 0.0
         once += backward.slot * sets * max(0, config.slots() - 2)
     else:
         costs = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warpgroups]
         once = costs.step + costs.tile * tiles + costs.value * values
         once += _MESSAGES if config.k_parts > 1 else 0.0
+        once -= _SAVED_IN_CLUSTER[config.k_parts] if config.parts_in_cluster else 0.0
     return once * -(-batch // (config.rows * copies))

@@ -16,8 +16,8 @@
 //   time).
 //   Of grids:  K_WARPS (parts of a block's K, each of some warps), STREAMED_FRAGMENTS (of R, read
 //   from memory in each step).
-//   With multicast:  K_WARPGROUPS that multiply, K_PARTS (blocks that share K), BUFFERS of the
-//   operand that TMA brings.
+//   With multicast:  K_WARPGROUPS that multiply, K_PARTS (blocks that share K), PARTS_IN_CLUSTER
+//   (these are of one cluster), BUFFERS of the operand that TMA brings.
 //   Of stacks in clusters:  INPUT_REGISTER_FRAGMENTS of W_ih in registers, POLLS_IN_FLIGHT of a
 //   thread of the input warps.
 //   Of kernels that no cell changes:  BLOCK_THREADS, TILE (side of a tile of permute_weights.cuh),

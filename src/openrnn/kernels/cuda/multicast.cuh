@@ -1,11 +1,13 @@
 // What both loops with multicast share: loops for large batches, in 16 bits. TMA brings what a
 // block multiplies, the operand (h, or the gate gradients), into shared memory, one copy for all
-// blocks of a cluster; wgmma multiplies it there.
+// blocks of a cluster that multiply it; wgmma does.
 //
 // BLOCKS blocks share R; they must all run at once: the launch is cooperative. A block owns the
 // cells of GROUPS_OF_BLOCK groups of 8 units, in SETS sets of rows that take turns: while the
 // operand of one set is in flight, the block computes another. K_PARTS blocks compute the sums of
-// the SUM_GROUPS groups that they own together, each over its part of K.
+// the SUM_GROUPS groups that they own together, each over its part of K. A cluster has either
+// blocks of one part, or with PARTS_IN_CLUSTER those of all parts, which then send each other sums
+// through shared memory.
 //
 // With LAYERS > 1 one launch runs all layers of a stack: BLOCKS blocks for each, a step behind the
 // layer below (in backward, above). The first half of K is then that layer's: its h of the same
@@ -33,6 +35,8 @@ constexpr int ROWS = SETS * SET_ROWS;
 constexpr int GROUPS_OF_BLOCK = GROUPS_OF_CLUSTER / CLUSTER;
 constexpr int SUM_GROUPS = GROUPS_OF_BLOCK * K_PARTS;
 constexpr int BLOCKS = GROUPS / GROUPS_OF_BLOCK;
+// blocks of a cluster that multiply the same operand
+constexpr int PEERS = PARTS_IN_CLUSTER ? CLUSTER / K_PARTS : CLUSTER;
 constexpr int HALVES = 2;  // of a block's K, each copied by a thread
 constexpr bool STACK = LAYERS > 1;
 constexpr int OTHER_LAYER = 0, OWN_LAYER = 1;  // STACK: whose values a half of K multiplies
@@ -75,12 +79,18 @@ constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // inputs of a slot
 constexpr int AT_FULL = 0, AT_EMPTY = BUFFERS * HALVES * 8;
 constexpr int AT_SUMMED_UP = AT_EMPTY + 2 * 8, AT_READ = AT_SUMMED_UP + 2 * 8;
 constexpr int AT_STORED = AT_READ + 2 * 8;
-constexpr int AT_ROWS = AT_STORED + SETS * 8;
+// PARTS_IN_CLUSTER: one for each warp, for even and for odd steps of each set
+constexpr int AT_RECEIVED = AT_STORED + SETS * 8;
+constexpr int RECEIVED = PARTS_IN_CLUSTER ? SETS * 2 * CELL_WARPS : 0;
+constexpr int AT_ROWS = AT_RECEIVED + RECEIVED * 8;
 constexpr int AT_OPERAND = (AT_ROWS + ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_SHARES = AT_OPERAND + BUFFERS * HALVES * HALF_BYTES;
 constexpr int AT_INPUTS = AT_SHARES + 2 * SHARES_BYTES;  // of even and of odd turns
-constexpr int AT_WEIGHTS =
+constexpr int AT_MESSAGES =
     (AT_INPUTS + SETS * CELL_WARPS * SLOTS * ENTRY_BYTES + 127) / 128 * 128;
+// PARTS_IN_CLUSTER: what a warp receives in a step of a set, [sender, lane, slot, 2]
+constexpr int RECEIVED_BYTES = (K_PARTS - 1) * 32 * SLOTS * 8;
+constexpr int AT_WEIGHTS = AT_MESSAGES + RECEIVED * RECEIVED_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + PRODUCT_WARPS * MATRIX_BYTES;
 static_assert(SHORT && WGMMA, "operands of 16 bits, and warpgroups");
 static_assert(WARPS == 16, "four warpgroups: of products, of cells, and one for the rest");
@@ -93,7 +103,9 @@ static_assert(CLUSTER > 1 && CLUSTERS * CLUSTER == BLOCKS * LAYERS, "clusters sh
 static_assert(!STACK || !RESET, "layers of a stack read h, not what a reset leaves of it");
 static_assert(K % (K_PARTS * HALVES * K_TILE) == 0, "halves of K are whole tiles");
 static_assert(BLOCKS % SPLITS == 0, "splits are of whole blocks");
-static_assert(BLOCKS % (CLUSTER * K_PARTS) == 0, "blocks of a cluster have the same part of K");
+static_assert(PARTS_IN_CLUSTER ? BLOCKS % CLUSTER == 0 && CLUSTER % K_PARTS == 0
+                               : BLOCKS % (CLUSTER * K_PARTS) == 0,
+              "a cluster has all parts of K of some groups, or one part");
 static_assert(SHARED_BYTES == SHARED_GIVEN, "codegen/multicast_config.py counts it otherwise");
 
 // A group of the block in a tile of a set: two cells a lane.
@@ -113,16 +125,21 @@ struct Place {
     INLINE explicit Place(int64 first_row_of_launch) {
         lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         group_of_lane = lane >> 2, thread_in_group = lane & 3;
-        // K_PARTS blocks that follow each other have the same sums; those of a cluster are K_PARTS
-        // apart, and so have the same part of K
+        // K_PARTS blocks that follow each other have the same sums. PARTS_IN_CLUSTER: they are of
+        // one cluster. Else those of a cluster are K_PARTS apart, and so have the same part of K.
         const int number = blockIdx.x % BLOCKS, cluster = number / CLUSTER;
         layer = blockIdx.x / BLOCKS % LAYERS;
-        block = cluster / K_PARTS * (CLUSTER * K_PARTS) + number % CLUSTER * K_PARTS +
-                cluster % K_PARTS;
+        block = PARTS_IN_CLUSTER ? number
+            : cluster / K_PARTS * (CLUSTER * K_PARTS) + number % CLUSTER * K_PARTS +
+                  cluster % K_PARTS;
         first_group = block * GROUPS_OF_BLOCK;
         first_row = first_row_of_launch + int64(blockIdx.x / (BLOCKS * LAYERS)) * ROWS;
     }
     INLINE int part_of_k() const { return block % K_PARTS; }
+    // the rank in the cluster of one of PEERS
+    INLINE int peer(int number) const {
+        return PARTS_IN_CLUSTER ? number * K_PARTS + part_of_k() : number;
+    }
     // of a warp that computes cells: which warpgroup, which warp of a set
     INLINE int cell_warpgroup() const {
         return CELL_WARPGROUPS > 1 ? (warp - PRODUCT_WARPS) / CELL_WARPS : 0;

@@ -22,7 +22,8 @@ constexpr int SPLIT_GROUPS = GROUPS / SPLITS;  // whose gates are one half of a 
 constexpr bool CELLS_WAIT = SETS_OF_WARP * SLOTS <= 2;
 constexpr int MESSAGE_WORDS = SLOTS * 2;  // of a lane: sums of its cells
 // of a block, in one step of a set
-constexpr int MESSAGES_BYTES = (K_PARTS - 1) * CELL_WARPS * 32 * MESSAGE_WORDS * 4;
+constexpr int MESSAGES_BYTES =
+    PARTS_IN_CLUSTER ? 0 : (K_PARTS - 1) * CELL_WARPS * 32 * MESSAGE_WORDS * 4;
 
 constexpr bool BACKWARD = true;
 constexpr int LAYER_BEFORE = 1;  // STACK: the one above, whose gate gradients give that of y

@@ -1,5 +1,6 @@
-// The parts of the backward loop with multicast: R, messages between the blocks that share K, the
-// cells.
+// The parts of the backward loop with multicast: R, sums of the blocks that share K, the cells.
+
+#include "multicast_messages.cuh"
 
 // This warp's rows of R^T, of the block's part of K: of each half [GATES, SPLIT_GROUPS, 8 units].
 // In a stack the first half is the transposed W_ih of the layer above.
@@ -22,24 +23,6 @@ INLINE void load_weights(const BackwardArgs& args, const Place& here, Matrix& ma
     share_weights();
 }
 
-// Messages are sums in float32, without a flag beside them: the lowest bit of each word says
-// whether it is of this step. There are two buffers, for even and odd steps. Each has ones there
-// before its first use, then 0, 1, 0 ... from use to use. A block may write over what it sent
-// two steps before: a block reads its messages of a step before it publishes gate gradients of
-// that step, and what any block multiplies two steps later depends on all of those.
-INLINE uint32 message_tag(int step) { return step >> 1 & 1; }
-
-INLINE float2 untagged(const uint32* words) {
-    return make_float2(__uint_as_float(words[0] & ~1u), __uint_as_float(words[1] & ~1u));
-}
-
-// A lane's place in the messages of one sender to one block.
-INLINE unsigned char* message_place(const Place& here, unsigned char* messages, int sender) {
-    return messages +
-           ((sender * CELL_WARPS + here.cell_warp()) * 32 + here.lane) *
-               (MESSAGE_WORDS * 4);
-}
-
 // The sums of this lane's cells in slot s of the owner, a block `away` blocks after this one.
 INLINE float2 sums_of(const Place& here, int away, int s, int turn) {
     const Slot slot = here.slot(s);
@@ -60,57 +43,23 @@ typedef float2 OwnSums[SLOTS];
 // Reads the sums of a turn: its own cells' stay here, those of the other blocks' cells are sent.
 INLINE void send_sums(const Place& here, const Exchange& exchange, int set, int step, int turn,
                       OwnSums& own) {
-    const uint32 tag = message_tag(step);
     const int part = here.part_of_k();
     #pragma unroll
     for (int next = 1; next < K_PARTS; ++next) {
         const int away = (part + next) % K_PARTS - part;
-        unsigned char* const place = message_place(
-            here, exchange.messages_of(set, step, away), away > 0 ? part : part - 1);
+        const int sender = away > 0 ? part : part - 1;
         uint32 words[MESSAGE_WORDS];
         #pragma unroll
         for (int s = 0; s < SLOTS; ++s) {
             const float2 sums = sums_of(here, away, s, turn);
-            words[2 * s] = (__float_as_uint(sums.x) & ~1u) | tag;
-            words[2 * s + 1] = (__float_as_uint(sums.y) & ~1u) | tag;
+            words[2 * s] = tagged(sums.x, step), words[2 * s + 1] = tagged(sums.y, step);
         }
-        #pragma unroll
-        for (int s = 0; s < SLOTS; ++s)
-            asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};"
-                         ::"l"(place + s * 8), "r"(words[2 * s]), "r"(words[2 * s + 1])
-                         : "memory");
+        send_message(here, exchange, away, sender, set, step, words);
     }
     #pragma unroll
     for (int s = 0; s < SLOTS; ++s) own[s] = sums_of(here, 0, s, turn);
     arrive_warp(here, AT_READ + (turn & 1) * 8);
 }
-
-// The messages of the other blocks, as they are read.
-struct Messages {
-    uint32 words[K_PARTS][MESSAGE_WORDS];
-
-    INLINE void read(const Place& here, const Exchange& exchange, int set, int step) {
-        #pragma unroll
-        for (int sender = 0; sender < K_PARTS - 1; ++sender) {
-            const unsigned char* const place =
-                message_place(here, exchange.messages_of(set, step, 0), sender);
-            #pragma unroll
-            for (int s = 0; s < SLOTS; ++s)
-                asm volatile("ld.relaxed.gpu.global.v2.b32 {%0, %1}, [%2];"
-                             : "=r"(words[sender][2 * s]), "=r"(words[sender][2 * s + 1])
-                             : "l"(place + s * 8) : "memory");
-        }
-    }
-    INLINE bool are_of(int step) const {
-        uint32 wrong = 0;
-        #pragma unroll
-        for (int sender = 0; sender < K_PARTS - 1; ++sender)
-            #pragma unroll
-            for (int word = 0; word < MESSAGE_WORDS; ++word)
-                wrong |= words[sender][word] ^ message_tag(step);
-        return !(wrong & 1);
-    }
-};
 
 // Awaits the messages, which were read once, and adds everything to dh, part by part of K.
 INLINE void receive_sums(const Place& here, const Exchange& exchange, int set, int step,

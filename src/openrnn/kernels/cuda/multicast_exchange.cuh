@@ -76,15 +76,15 @@ INLINE bool has_operand(const Place& here, int half, int turn, int count) {
 
 INLINE uint32 mbarrier_at(int offset) { return shared_address(shared) + offset; }
 
-// mbarriers: those of AT_FULL await the bytes of a half of the operand; AT_EMPTY all blocks of the
-// cluster, which have multiplied it; AT_SUMMED_UP the warps that multiply, which have stored their
+// mbarriers: those of AT_FULL await the bytes of a half of the operand; AT_EMPTY the PEERS, which
+// have multiplied it; AT_SUMMED_UP the warps that multiply, which have stored their
 // shares of sums; AT_READ and AT_STORED the warps that compute cells, which have read those and
 // stored the next operand.
 INLINE void begin_mbarriers() {
     const int offset = threadIdx.x * 8;
-    if (offset < AT_STORED + SETS * 8) {
-        const int count = offset < AT_EMPTY ? 1 : offset < AT_SUMMED_UP ? CLUSTER
-            : offset < AT_READ ? PRODUCT_WARPS : CELL_WARPS;
+    if (offset < AT_ROWS) {
+        const int count = offset < AT_EMPTY ? 1 : offset < AT_SUMMED_UP ? PEERS
+            : offset < AT_READ ? PRODUCT_WARPS : offset < AT_RECEIVED ? CELL_WARPS : 1;
         mbarrier_init(mbarrier_at(offset), count);
     }
     __syncthreads();
@@ -137,13 +137,20 @@ INLINE void await_followers(const Place& here, const Exchange& exchange, int set
         await_published(exchange.of_layer(LAYER_AFTER).counter(set, split), i - SOME + 1);
 }
 
+// The block's number among PEERS, and a bit for the rank of each of them.
+INLINE int peer_number() { return cluster_rank() / (CLUSTER / PEERS); }
+INLINE int peers_mask(const Place& here) {
+    constexpr int EVERY = ((1 << CLUSTER) - 1) / ((1 << CLUSTER / PEERS) - 1);
+    return PARTS_IN_CLUSTER ? EVERY << here.part_of_k() : EVERY;
+}
+
 // The thread that copies one half of all operands, turn by turn: the block's part of it, into all
 // blocks of the cluster.
 INLINE void copy_operand(const Place& here, const Exchange& exchange, int count, int half) {
-    constexpr int PART = HALF_BYTES / CLUSTER;
+    constexpr int PART = HALF_BYTES / PEERS;
     const int split = STACK ? here.part_of_k() : here.part_of_k() * HALVES + half;
     const int begin =
-        split * SPLIT_BYTES + (half == OWN_LAYER ? RECURRENT_OFFSET : 0) + cluster_rank() * PART;
+        split * SPLIT_BYTES + (half == OWN_LAYER ? RECURRENT_OFFSET : 0) + peer_number() * PART;
     const Exchange source =
         STACK && half == OTHER_LAYER ? exchange.of_layer(LAYER_BEFORE) : exchange;
     // from a step to that of the published values
@@ -169,9 +176,9 @@ INLINE void copy_operand(const Place& here, const Exchange& exchange, int count,
             asm volatile(
                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
                 ".multicast::cluster [%0], [%1], %2, [%3], %4;"
-                ::"r"(mbarrier_at(AT_OPERAND + place * HALF_BYTES + cluster_rank() * PART)),
+                ::"r"(mbarrier_at(AT_OPERAND + place * HALF_BYTES + peer_number() * PART)),
                 "l"(source.operand_of(set, i + ahead) + begin), "n"(PART), "r"(full),
-                "h"((unsigned short)((1 << CLUSTER) - 1)) : "memory");
+                "h"((unsigned short)peers_mask(here)) : "memory");
         }
 }
 
@@ -230,7 +237,7 @@ INLINE void multiply(const Args& args, const Place& here, const Time& time) {
 INLINE void release_operands(const Place& here, int count) {
     for (int turn = 0; turn < steps_of_products(count) * SETS; ++turn) {
         await_turn(AT_SUMMED_UP, turn);
-        arrive_remote(remote(mbarrier_at(AT_EMPTY + (turn & 1) * 8), here.lane));
+        arrive_remote(remote(mbarrier_at(AT_EMPTY + (turn & 1) * 8), here.peer(here.lane)));
     }
 }
 
@@ -263,7 +270,7 @@ INLINE void run_warps(const Place& here, const Exchange& exchange, int count, Mu
         const int role = here.warp - PRODUCT_WARPS - CELL_WARPGROUPS * CELL_WARPS;
         if (here.lane == 0 && role < HALVES) copy_operand(here, exchange, count, role);
         if (here.lane == 0 && role == HALVES) publish_operand(here, exchange, count);
-        if (here.lane < CLUSTER && role > HALVES) release_operands(here, count);
+        if (here.lane < PEERS && role > HALVES) release_operands(here, count);
         __syncwarp();
     }
     cluster_barrier();  // no block leaves while another may still write to it
