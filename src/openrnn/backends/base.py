@@ -376,19 +376,19 @@ def empty_forward(backend: Backend, call: Call) -> Outputs:
 
 def empty_backward(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
     """The gradients of the same: those of the final states reach the initial ones."""
-    d_states = zeros_of(call.states, needs.states)
+    d_states = wanted_like(call.states, needs.states)
     for place, (state, final) in enumerate(zip(d_states, grads.finals)):
         if state is not None and final is not None:
             d_states[place] = final.clone()
-    (dx,) = zeros_of([call.x], (needs.x,))
-    d_params = zeros_of(call.params, needs.params)
-    return Gradients(dx, d_states, d_params, zeros_of(call.reset_states, needs.reset_states))
+    (dx,) = wanted_like([call.x], (needs.x,))
+    d_params = wanted_like(call.params, needs.params)
+    return Gradients(dx, d_states, d_params, wanted_like(call.reset_states, needs.reset_states))
 
 
-def zeros_of(
+def wanted_like(
     tensors: list[Tensor], wanted: tuple[bool, ...], like: Callable[..., Tensor] = torch.zeros_like
 ) -> list[Tensor | None]:
-    """Contiguous zeros of the shapes of those that are wanted, None for the others.
+    """Contiguous tensors of the shapes of those that are wanted, None for the others.
 
     Args:
         like: `torch.empty_like` where all is written anyway.

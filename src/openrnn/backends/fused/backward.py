@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from openrnn.backends.base import Call, Cotangents, Gradients, Needs, zeros_of
+from openrnn.backends.base import Call, Cotangents, Gradients, Needs, wanted_like
 from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
@@ -58,10 +58,11 @@ class BackwardPass(ForwardLoops):
         self.d_all_states = [
             None if grad is None else grad.contiguous() for grad in grads.all_states
         ]
-        # loops leave rows of length 0 alone; single steps (all layers or none) write everything
-        like = torch.empty_like if chunkings[0][0].mode == "single_step" else torch.zeros_like
-        self.d_initial = zeros_of(call.states, needs.states, like)
-        self.d_reset_states = zeros_of(call.reset_states, needs.reset_states)
+        # kernels write every row and unit, also of rows of length 0; but single steps, which run
+        # only without a mask of resets then, know no gradients of reset states
+        self.d_initial = wanted_like(call.states, needs.states, torch.empty_like)
+        like = torch.zeros_like if chunkings[0][0].mode == "single_step" else torch.empty_like
+        self.d_reset_states = wanted_like(call.reset_states, needs.reset_states, like)
         self.d_params: list[Tensor | None] = [None] * len(call.params)
         self._options = self.backward_options(
             any(grad is not None for grad in self.d_all_states),
