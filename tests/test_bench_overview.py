@@ -78,5 +78,5 @@ def test_the_committed_chart_has_the_numbers_of_the_committed_files():
         == ("language models", "training", ("NVIDIA H200", "16 bits"))
     )  # fmt: skip
     assert point.summary.mean == pytest.approx(wanted, rel=1e-9)
-    assert overview.place(records) == RESULTS / "overview.png"
-    assert overview.place(records).is_file()
+    assert overview.chart_path(records) == RESULTS / "overview.png"
+    assert overview.chart_path(records).is_file()

@@ -175,7 +175,7 @@ def test_no_home(tmp_path, places):
 
 def test_another_users_folder_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    found = list(store._places())
+    found = list(store._candidates())
     found[0].mkdir(parents=True)
     assert store._is_ours(found[0])
     monkeypatch.setattr(os, "getuid", lambda: 12345)

@@ -41,7 +41,9 @@ def training(layer, x):
 
 
 def test_a_missing_library_says_so(monkeypatch):
-    monkeypatch.setattr(library, "_places", lambda: iter(["libcudnn.so.0", "/nowhere/libcudnn"]))
+    monkeypatch.setattr(
+        library, "_candidates", lambda: iter(["libcudnn.so.0", "/nowhere/libcudnn"])
+    )
     library.load.cache_clear()
     try:
         with pytest.raises(LibraryError, match=r"cuDNN: cannot be loaded: .*libcudnn.so.0"):

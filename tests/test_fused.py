@@ -145,7 +145,7 @@ def test_tiles_fit_and_own_every_unit(hidden, capability):
                 -(-number * groups // config.clusters) for number in range(config.clusters + 1)
             ]
             assert max(b - a for a, b in itertools.pairwise(shared)) <= config.groups
-            assert config.clusters <= dict(limits.places)[config.cluster]
+            assert config.clusters <= dict(limits.resident)[config.cluster]
             if isinstance(config, MulticastConfig):
                 blocks = config.cluster * config.clusters
                 assert config.groups * config.clusters == groups

@@ -367,7 +367,7 @@ def test_the_documentation_has_a_table_of_sizes():
 def test_it_is_the_device_of_the_tensors_that_is_asked(monkeypatch):
     """Not the current one; and on a CPU none."""
     places = {0: HOPPER, 1: ((7, 5), 40)}
-    monkeypatch.setattr(network, "place_of", lambda device: places[device.index])
+    monkeypatch.setattr(network, "device_info", lambda device: places[device.index])
     problem = Problem(cells.lstm.spec(3, 64), torch.float32, "cuda", grad=True, precision="tf32")
     for of in (network.forward_refusal, lambda *given: network.refusal(*given, 3, 4)):
         first, second = (of("fused", problem, torch.device("cuda", index)) for index in (0, 1))

@@ -208,8 +208,8 @@ def held(hidden):
     """Whether kernels of this device hold all of R of the derivative of an LSTM."""
     spec = openrnn.cells.lstm.spec(INPUTS, hidden)
     problem = Problem(spec, F32, DEVICE.type, grad=True, precision="tf32")
-    place = dispatch.place_of(DEVICE)
-    loops = first_configs(network.tangent_problem(problem, place, True))
+    info = dispatch.device_info(DEVICE)
+    loops = first_configs(network.tangent_problem(problem, info, True))
     return not any(one.reads_r for one in loops)
 
 

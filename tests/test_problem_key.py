@@ -37,7 +37,7 @@ def asked(monkeypatch):
     real, real_select = problem_key.size_class, dispatch.select
     clear()
     monkeypatch.setattr(dispatch, "select", select)
-    monkeypatch.setattr(dispatch, "place_of", lambda device: CUDA)
+    monkeypatch.setattr(dispatch, "device_info", lambda device: CUDA)
     monkeypatch.setattr(problem_key, "size_class", lambda x: real(Seen(x)))
     for backend in dispatch.BACKENDS.values():
         monkeypatch.setattr(backend, "absent", lambda: None)

@@ -92,8 +92,8 @@ def _remember_guard(key: tuple[Any, ...], x: Tensor, params: Group, others: Grou
     steps: Sizes = [[*tensor.stride()] for tensor in every]
     sizes[0][:-1] = [None] * (x.dim() - 1)
     steps[0] = [None] * x.dim()
-    for place in range(1 + len(params), len(every)):
-        sizes[place][1], steps[place] = None, [None] * 3
+    for index in range(1 + len(params), len(every)):
+        sizes[index][1], steps[index] = None, [None] * 3
     grad = any(tensor.requires_grad for tensor in every)
     if len(_seen) >= 4096:
         _seen.clear()

@@ -123,13 +123,13 @@ class Cell:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., "Cell"], tuple[Any, ...]]:
-        module, qualname = self._place
+        module, qualname = self._import_path
         if module == __name__:  # its code may change, its equations do not
             return lookup, (self.key,)
         return _find, (self.key, module, qualname, self.fingerprint())
 
     @property
-    def _place(self) -> tuple[str, str]:
+    def _import_path(self) -> tuple[str, str]:
         return digest.module_of(self.function), self.function.__qualname__
 
     @property
@@ -243,10 +243,10 @@ def _find(key: str, module: str, qualname: str, wanted: digest.Digest) -> Cell:
     return found
 
 
-def _match(key: str, place: tuple[str, str], wanted: digest.Digest) -> Cell | None:
+def _match(key: str, path: tuple[str, str], wanted: digest.Digest) -> Cell | None:
     first = [_CELLS[key]] if key in _CELLS else []
     for known in (*first, *reversed(_CELLS.values())):  # else the latest, as its name means it
-        if known._place == place and digest.fits(wanted, known.function, known._names):
+        if known._import_path == path and digest.fits(wanted, known.function, known._names):
             return known
     return None
 

@@ -18,7 +18,7 @@ from openrnn.printed import Printed
 from openrnn.reference import Reference
 from openrnn.spec import Problem
 
-Place = tuple[tuple[int, int] | None, int | None]  # compute capability, multiprocessors
+DeviceInfo = tuple[tuple[int, int] | None, int | None]  # compute capability, multiprocessors
 
 # in order of preference
 BACKENDS: dict[str, Backend] = {
@@ -96,7 +96,7 @@ class Table(Printed):
         return "\n".join([str(self.problem), *lines])
 
 
-def place_of(device: torch.device) -> Place:
+def device_info(device: torch.device) -> DeviceInfo:
     """What a problem says of a device: compute capability and multiprocessors; None where none."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None, None

@@ -32,11 +32,11 @@ def report() -> Iterator[tuple[str, str]]:
 
 
 def _cache() -> str:
-    place = store.folder()
-    if not place.is_dir():
+    folder = store.folder()
+    if not folder.is_dir():
         return "none: no folder can be written, so each process compiles its kernels anew"
-    size = sum(path.stat().st_size for path in place.iterdir() if path.is_file())
-    return f"{place}, {size / 2**20:.1f} MiB"
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return f"{folder}, {size / 2**20:.1f} MiB"
 
 
 def _version(name: str) -> str:
@@ -48,7 +48,7 @@ def _version(name: str) -> str:
 
 def _devices() -> Iterator[tuple[str, str]]:
     yield "cpu", f"{usable_cores()} cores for this process, {torch.get_num_threads()} torch threads"
-    for place in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        found = torch.cuda.get_device_properties(place)
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        found = torch.cuda.get_device_properties(index)
         memory = f"{found.total_memory / 2**30:.0f} GiB"
-        yield f"cuda:{place}", f"{found.name}, capability {found.major}.{found.minor}, {memory}"
+        yield f"cuda:{index}", f"{found.name}, capability {found.major}.{found.minor}, {memory}"

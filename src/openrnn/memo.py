@@ -27,9 +27,9 @@ def resource(function: Callable[P, T]) -> Callable[P, T]:
     return _listed(RESOURCES, None, function)
 
 
-def _listed(place: dict[str, Any], size: int | None, function: Callable[P, T]) -> Callable[P, T]:
+def _listed(registry: dict[str, Any], size: int | None, function: Callable[P, T]) -> Callable[P, T]:
     kept: Any = lru_cache(maxsize=size)(function)
-    place[f"{function.__module__}.{function.__qualname__}"] = kept
+    registry[f"{function.__module__}.{function.__qualname__}"] = kept
     return kept  # type: ignore[no-any-return]  # lru_cache's own type forgets the parameters
 
 

@@ -45,7 +45,7 @@ class TensorFactory(NamedTuple):
             return partial(self.like, one)
         shape = tuple(one.shape)
         sizes = [max(1, size) for size in shape]
-        strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(shape)))
+        strides = tuple(math.prod(sizes[index + 1 :]) for index in range(len(shape)))
         return partial(_empty_on_cpu, shape, strides, one.dtype)
 
     def shaped(self, shape: tuple[int, ...]) -> "TensorFactory":

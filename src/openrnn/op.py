@@ -16,7 +16,7 @@ from torch import Tensor
 from openrnn import arguments, problem_key, profiled, time_reversed
 from openrnn import tensors as checks
 from openrnn.backends.base import Call, Cotangents, Needs, Outputs, result_shapes
-from openrnn.dispatch import BACKENDS, place_of, select
+from openrnn.dispatch import BACKENDS, device_info, select
 from openrnn.errors import NoBackendError
 from openrnn.higher import network
 from openrnn.reference import differentiate
@@ -288,7 +288,7 @@ def _autograd(*args: Any) -> list[Tensor]:
     *given, spec, backend, grad, training, return_states, precision = args
     constants = CallConstants(spec, backend, grad, training, return_states, precision)
     # AOTInductor passes None for an empty list
-    inputs = [[] if place in _LISTS and part is None else part for place, part in enumerate(given)]
+    inputs = [[] if index in _LISTS and part is None else part for index, part in enumerate(given)]
     if not _watches(inputs):
         inputs = list(arguments.check_operator_inputs(Spec.parse(spec), inputs))
     if torch.is_grad_enabled():
@@ -322,7 +322,7 @@ def _with_grad(constants: CallConstants, inputs: Sequence[Any]) -> Route:
         NoBackendError: the backend that the graph names computes no gradient of this call.
     """
     route, device = route_of(constants._replace(grad=True), inputs), inputs[0].device
-    capability, processors = place_of(device)
+    capability, processors = device_info(device)
     asked = replace(route.problem, capability=capability, processors=processors)
     select(asked, constants.backend)
     return route
@@ -378,10 +378,10 @@ def _own_storage_each(run: Callable[..., list[Tensor]], *args: Any) -> list[Tens
     seen: set[int] = set()
     made = []
     for tensor in run(*args):
-        place = tensor.untyped_storage()._cdata
-        copied = place in seen or not tensor.is_contiguous()
+        storage = tensor.untyped_storage()._cdata
+        copied = storage in seen or not tensor.is_contiguous()
         made.append(tensor.clone(memory_format=torch.contiguous_format) if copied else tensor)
-        seen.add(place)
+        seen.add(storage)
     return made
 
 

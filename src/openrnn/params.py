@@ -112,21 +112,21 @@ _TORCH_ORDER = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 @memo(1024)
 def module_slots(spec: Spec) -> tuple[Slot, ...]:
     """Every tensor in torch's order: chain by chain, matrices, biases, projection."""
-    rank = {name: place for place, name in enumerate(_TORCH_ORDER)}
+    rank = {name: index for index, name in enumerate(_TORCH_ORDER)}
 
-    def place(slot: Slot) -> tuple[int, int]:
+    def order(slot: Slot) -> tuple[int, int]:
         return slot.chain, rank.get(slot.name.rsplit("_l", 1)[0], len(rank))
 
-    return tuple(sorted(slots(spec), key=place))
+    return tuple(sorted(slots(spec), key=order))
 
 
 @memo(1024)
 def places(spec: Spec) -> tuple[tuple[int | None, ...], ...]:
     """For each chain the places in `module_slots` of w_ih, w_hh, b_ih, b_hh, w_hr, unit vectors."""
-    places = {slot.name: place for place, slot in enumerate(module_slots(spec))}
+    indices = {slot.name: index for index, slot in enumerate(module_slots(spec))}
     names = (*_TORCH_ORDER, *spec.unit_params)
     return tuple(
-        tuple(places.get(name + suffix) for name in names) for _, _, suffix in _suffixes(spec)
+        tuple(indices.get(name + suffix) for name in names) for _, _, suffix in _suffixes(spec)
     )
 
 
@@ -144,7 +144,7 @@ def chains(spec: Spec, tensors: Sequence[Tensor]) -> list[Chain]:
     made = []
     compiling = torch.compiler.is_compiling()
     for row in _places_in_graph(spec.text) if compiling else places(spec):
-        found = [None if place is None else tensors[place] for place in row]
+        found = [None if index is None else tensors[index] for index in row]
         w_hh = found[1]
         if w_hh is None:
             raise ValueError(f"no recurrent matrix among the {len(tensors)} parameters")

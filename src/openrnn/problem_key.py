@@ -52,7 +52,7 @@ def problem_of(key: ProblemKey) -> Problem:
     check_dtype(key.dtype)
     capability, processors = key.capability, None
     if capability is None:
-        capability, processors = dispatch.place_of(key.device)
+        capability, processors = dispatch.device_info(key.device)
     return Problem(
         Spec.parse(key.spec), key.dtype, key.device.type, capability, key.grad, key.training,
         key.lengths, key.reset, key.return_states, key.transform, key.steps, key.batch,

@@ -40,11 +40,11 @@ def folder() -> Path:
     Only one that nobody else can write is taken. Where there is none, the path is one at which
     nothing can be read or written.
     """
-    for place in _places():
+    for path in _candidates():
         with suppress(OSError):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _is_ours(place):
-            return place
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _is_ours(path):
+            return path
     return Path(os.devnull) / "openrnn"
 
 
@@ -87,7 +87,7 @@ def kept(path: Path, make: Callable[[], bytes], what: str = "an entry") -> bytes
     return found
 
 
-def _tell_that_nothing_is_kept(place: Path, why: str) -> None:
+def _tell_that_nothing_is_kept(path: Path, why: str) -> None:
     """Once in a process; on stderr, unless the program has its own handlers of logs."""
     global _told  # noqa: PLW0603
     if _told:
@@ -95,7 +95,7 @@ def _tell_that_nothing_is_kept(place: Path, why: str) -> None:
     _told = True
     LOG.warning(
         "openrnn: compiled kernels cannot be kept in %s (%s): each process compiles them anew, for "
-        "seconds. Make room there, or give this user a writable ~/.cache/openrnn", place, why,
+        "seconds. Make room there, or give this user a writable ~/.cache/openrnn", path, why,
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-def _places() -> Iterator[Path]:
+def _candidates() -> Iterator[Path]:
     with suppress(RuntimeError):  # no home
         yield Path.home() / ".cache" / "openrnn"
     with suppress(OSError):  # no place for temporary files
@@ -144,20 +144,20 @@ def _places() -> Iterator[Path]:
         yield Path(tempfile.gettempdir()) / f"openrnn{user}"
 
 
-def _is_ours(place: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether a folder can be written, and by nobody else: machine code is loaded from it."""
     try:
-        about = place.lstat()
-        if stat.S_ISLNK(about.st_mode) and place.parent.name == ".cache":
-            about = place.stat()  # a link in one's own home
+        about = path.lstat()
+        if stat.S_ISLNK(about.st_mode) and path.parent.name == ".cache":
+            about = path.stat()  # a link in one's own home
         if not stat.S_ISDIR(about.st_mode):
             return False
         if hasattr(os, "getuid"):
             if about.st_uid != os.getuid():
                 return False
             if stat.S_IMODE(about.st_mode) & 0o077:
-                place.chmod(0o700)  # of an earlier version
-        with tempfile.TemporaryFile(dir=place):
+                path.chmod(0o700)  # of an earlier version
+        with tempfile.TemporaryFile(dir=path):
             return True
     except OSError:
         return False
@@ -214,9 +214,9 @@ def _lock(lock: Path) -> int | None:
 def _evict(but: Path) -> None:
     """Deletes what was not used for longest until the folder is within its bound, and litter."""
     now, files = time.time(), []
-    for place, _, names in os.walk(folder()):
+    for parent, _, names in os.walk(folder()):
         for name in names:
-            path = Path(place) / name
+            path = Path(parent) / name
             with suppress(OSError):
                 about = path.stat()
                 if path.suffix in (".tmp", ".lock"):

@@ -171,10 +171,10 @@ def viewed(name: str, tensor: Tensor, view: Callable[[Tensor], Tensor]) -> Tenso
         raise
 
 
-def unsqueezed(name: str, tensor: Tensor, *places: int) -> Tensor:
+def unsqueezed(name: str, tensor: Tensor, *dims: int) -> Tensor:
     """The tensor with more dimensions of size 1, as `viewed`."""
-    for place in places:
-        tensor = viewed(name, tensor, partial(torch.unsqueeze, dim=place))
+    for dim in dims:
+        tensor = viewed(name, tensor, partial(torch.unsqueeze, dim=dim))
     return tensor
 
 

@@ -68,10 +68,10 @@ def flip_time(given: Tensor, lengths: Tensor | None, dim: int = 0) -> Tensor:
     sizes = given.shape[dim : dim + 2]
     steps, rows = (torch.arange(size, device=given.device) for size in sizes)
     steps, lengths = steps[:, None], lengths.to(given.device)
-    places = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
+    reversed_steps = torch.where(steps < lengths, lengths - 1 - steps, steps)  # (T, B)
     # whole rows of (T*B, ...): `gather` reads an index for each number
-    places = (places * sizes[1] + rows).flatten()
-    found = given.flatten(dim, dim + 1).index_select(dim, places)
+    rows_read = (reversed_steps * sizes[1] + rows).flatten()
+    found = given.flatten(dim, dim + 1).index_select(dim, rows_read)
     return found.view(*given.shape)
 
 

@@ -377,9 +377,9 @@ def empty_forward(backend: Backend, call: Call) -> Outputs:
 def empty_backward(call: Call, grads: Cotangents, needs: Needs) -> Gradients:
     """The gradients of the same: those of the final states reach the initial ones."""
     d_states = wanted_like(call.states, needs.states)
-    for place, (state, final) in enumerate(zip(d_states, grads.finals)):
+    for index, (state, final) in enumerate(zip(d_states, grads.finals)):
         if state is not None and final is not None:
-            d_states[place] = final.clone()
+            d_states[index] = final.clone()
     (dx,) = wanted_like([call.x], (needs.x,))
     d_params = wanted_like(call.params, needs.params)
     return Gradients(dx, d_states, d_params, wanted_like(call.reset_states, needs.reset_states))

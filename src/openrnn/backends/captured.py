@@ -36,8 +36,8 @@ class CapturedStep:
             self._x = torch.empty(call.x.shape, dtype=call.x.dtype, device=device)
             self._x.copy_(call.x)
             shapes = result_shapes(call.problem, *call.x.shape[:2])
-            places = [place.view(shape) for place, shape in zip(results, shapes)]
-            call = replace(call, x=self._x, results=places)
+            outputs = [result.view(shape) for result, shape in zip(results, shapes)]
+            call = replace(call, x=self._x, results=outputs)
             self._graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             stream = torch.cuda.Stream(device)
             stream.wait_stream(current)
@@ -46,9 +46,9 @@ class CapturedStep:
                 self._graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     out = backend.forward(call)
-                    for made, place in zip((out.y, *out.finals), places):
-                        if made.data_ptr() != place.data_ptr():
-                            place.copy_(made)
+                    for made, output in zip((out.y, *out.finals), outputs):
+                        if made.data_ptr() != output.data_ptr():
+                            output.copy_(made)
                 finally:
                     self._graph.capture_end()
             current.wait_stream(stream)

@@ -30,16 +30,16 @@ def commit_of(ref: str) -> str:
     return found.stdout.decode().strip()
 
 
-def folder_of(place: Path) -> Path:
+def folder_of(path: Path) -> Path:
     """Where the package `openrnn` lies in a folder of sources.
 
     Raises:
         OpenRNNError: it has none.
     """
-    for folder in (place, place / "src"):
+    for folder in (path, path / "src"):
         if (folder / "openrnn" / "__init__.py").is_file():
             return folder.resolve()
-    raise OpenRNNError(f"--baseline {place} holds neither openrnn/ nor src/openrnn/")
+    raise OpenRNNError(f"--baseline {path} holds neither openrnn/ nor src/openrnn/")
 
 
 def named(name: str) -> str:
@@ -68,12 +68,12 @@ def sources(name: str) -> Iterator[Path]:
     packed = _git("archive", "--format=tar", commit, "src")
     if packed.returncode:
         raise OpenRNNError(f"--baseline: git archive: {packed.stderr.decode().strip()}")
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as folder:
         with tarfile.open(fileobj=BytesIO(packed.stdout)) as files:
             # the first releases of Python 3.10 and 3.11 have no filters
             safe: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-            files.extractall(place, **safe)
-        yield folder_of(Path(place))
+            files.extractall(folder, **safe)
+        yield folder_of(Path(folder))
 
 
 def _git(*words: str) -> subprocess.CompletedProcess[bytes]:

@@ -72,9 +72,9 @@ def _planned(lines: Sequence[Line], stem: str) -> Iterator[tuple[str, tuple[Any,
         where = "-".join([stem, *(word for word in (suite, precision) if word not in stem)])
         rated = [line for line in mine if usual(line)]
         rows = list(dict.fromkeys(line.row for line in rated))
-        for place in range(0, len(rows), ROWS):
-            part = set(rows[place : place + ROWS])
-            number = f"-{place // ROWS + 1}" if len(rows) > ROWS else ""
+        for index in range(0, len(rows), ROWS):
+            part = set(rows[index : index + ROWS])
+            number = f"-{index // ROWS + 1}" if len(rows) > ROWS else ""
             yield f"{where}-ratio{number}", (_ratios, [x for x in rated if x.row in part])
         if suite == "scaling":
             yield f"{where}-growth", (_growth, mine)
@@ -109,14 +109,14 @@ def _ratios(lines: list[Line]) -> "Figure":
         if pair is None:
             continue
         peers[line.row] = HEADS[pair.peer.engine]
-        place = rows.index(line.row) + (0.17 if line.mode == "training" else -0.17)
+        height = rows.index(line.row) + (0.17 if line.mode == "training" else -0.17)
         colour = _colour(pair, line.mode)
-        axes.plot([1, pair.ratio], [place, place], color=colour, lw=2.2, alpha=0.55, zorder=1)
-        axes.plot([pair.ratio], [place], "o", color=colour, ms=5)
+        axes.plot([1, pair.ratio], [height, height], color=colour, lw=2.2, alpha=0.55, zorder=1)
+        axes.plot([pair.ratio], [height], "o", color=colour, ms=5)
         graph = line.pair("graph")
         if graph:
             edge = _colour(graph, line.mode)
-            axes.plot([graph.ratio], [place], "o", mfc="white", mec=edge, ms=5, zorder=3)
+            axes.plot([graph.ratio], [height], "o", mfc="white", mec=edge, ms=5, zorder=3)
     axes.set_yticks(range(len(rows)), [f"{row.name}  ({peers.get(row, '-')})" for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xscale("log")
@@ -212,11 +212,11 @@ def _memory(lines: list[Line]) -> "Figure":
     """Memory that a training step adds, ours and theirs."""
     figure = _figure(1.6 + 0.24 * len(lines))
     axes = figure.add_subplot()
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         ours, theirs = _memories(line) or (1.0, 1.0)
-        axes.plot([ours, theirs], [place, place], color=GREY, lw=2, zorder=1)
-        axes.plot([theirs], [place], "o", color=ORANGE, ms=6)
-        axes.plot([ours], [place], "o", color=RED if ours > theirs else BLUE, ms=6)
+        axes.plot([ours, theirs], [index, index], color=GREY, lw=2, zorder=1)
+        axes.plot([theirs], [index], "o", color=ORANGE, ms=6)
+        axes.plot([ours], [index], "o", color=RED if ours > theirs else BLUE, ms=6)
     labels = []
     for line in lines:
         pair = usual(line)

@@ -120,8 +120,8 @@ def _engines(
         if options.baseline:
             sources = stack.enter_context(baseline.sources(options.baseline))
             others.insert(0, remote.Other("baseline", sources))
-        for place in dict.fromkeys((remote.SOURCES, *(other.sources for other in others))):
-            remote.compile_ahead(place, todo, workers)
+        for folder in dict.fromkeys((remote.SOURCES, *(other.sources for other in others))):
+            remote.compile_ahead(folder, todo, workers)
         if others:
             ours = stack.enter_context(remote.in_turn(others, choice.backend, device))
             yield [*ours, *peers_of(peers, choice.backend)]

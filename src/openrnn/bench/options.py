@@ -154,31 +154,29 @@ def check_places(options: Options) -> None:
     Raises:
         OpenRNNError: the system refuses one.
     """
-    places: Mapping[str, Path | None] = {
-        name: getattr(options, name) for name in (*FILES, *FOLDERS)
-    }
-    for name, place in places.items():
-        if place is None:
+    paths: Mapping[str, Path | None] = {name: getattr(options, name) for name in (*FILES, *FOLDERS)}
+    for name, path in paths.items():
+        if path is None:
             continue
         try:
             if name in FOLDERS:
-                _try_folder(place)
+                _try_folder(path)
             else:
-                _try_file(place)
+                _try_file(path)
         except OSError as error:
-            raise OpenRNNError(f"--{name} {place} cannot be written: {error.strerror}") from None
+            raise OpenRNNError(f"--{name} {path} cannot be written: {error.strerror}") from None
 
 
-def _try_folder(place: Path) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=place):
+def _try_folder(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path):
         pass
 
 
-def _try_file(place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    new = not place.exists()
-    with place.open("a"):
+def _try_file(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a"):
         pass
     if new:
-        place.unlink()
+        path.unlink()

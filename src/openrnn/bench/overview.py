@@ -76,7 +76,7 @@ def family_of(suite: str, name: str) -> str | None:
     return None
 
 
-def place(records: Records) -> Path:
+def chart_path(records: Records) -> Path:
     """Where the chart of records lies: in the folder that holds all of them."""
     return Path(os.path.commonpath([path.parent for path, _ in records])) / NAME
 
@@ -111,7 +111,7 @@ def draw(records: Records) -> Path | None:
     if not every:
         return None
     charts.need()
-    path = place(records)
+    path = chart_path(records)
     _figure(every).savefig(path, dpi=150, metadata={"Software": None})
     return path
 

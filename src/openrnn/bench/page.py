@@ -76,25 +76,25 @@ each is described; a field that has its default is left out. `openrnn bench --sh
 them, `--compare FILE` holds a new run against them."""
 
 
-def text(records: Records, place: Path) -> str:
-    """The page, for a file at `place`: what stands in the records, and links relative to there."""
+def text(records: Records, page: Path) -> str:
+    """The page, for a file at `page`: what stands in the records, and links relative to there."""
     records = _ordered(records)
-    parts = [INTRODUCTION, *_overview(records, place), *_names(), *_headlines(records)]
+    parts = [INTRODUCTION, *_overview(records, page), *_names(), *_headlines(records)]
     for path, record in records:
         if record.results:
-            parts += _section(path, record, place)
+            parts += _section(path, record, page)
     parts += _trained(records)
     return "\n\n".join([*parts, METHOD, SCHEMA_TEXT]) + "\n"
 
 
-def write(place: Path, records: Records) -> None:
+def write(page: Path, records: Records) -> None:
     """The page, and the charts of each file beside it."""
     for path, record in records:
         if record.results:
             charts.draw(record.results, path.parent, path.stem)
     overview.draw(records)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text(records, place), encoding="utf-8")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(text(records, page), encoding="utf-8")
 
 
 def _machine(record: ResultFile) -> str:
@@ -108,19 +108,19 @@ def _ordered(records: Records) -> Records:
     machines = list(dict.fromkeys(_machine(record) for _, record in records))
     suites = list(SUITES)
 
-    def place(item: tuple[Path, ResultFile]) -> tuple[int, int]:
+    def order(item: tuple[Path, ResultFile]) -> tuple[int, int]:
         _, record = item
         found = (suites.index(one.row.suite) for one in record.results if one.row.suite in suites)
         return machines.index(_machine(record)), min(found, default=len(suites))
 
-    return sorted(records, key=place)
+    return sorted(records, key=order)
 
 
-def _overview(records: Records, place: Path) -> Iterator[str]:
+def _overview(records: Records, page: Path) -> Iterator[str]:
     """The chart of all records, and its numbers."""
     numbers = overview.sheet(records)
     if numbers.rows:
-        yield _image(overview.place(records), place)
+        yield _image(overview.chart_path(records), page)
         yield OVERVIEW
         yield _folded("the numbers of this chart", markdown.table(numbers))
 
@@ -134,8 +134,8 @@ def _names() -> Iterator[str]:
     yield _folded("what is compared with", markdown.table(glossary.engines_sheet()))
 
 
-def _image(path: Path, place: Path) -> str:
-    link = Path(os.path.relpath(path, place.parent)).as_posix()
+def _image(path: Path, page: Path) -> str:
+    link = Path(os.path.relpath(path, page.parent)).as_posix()
     return f"![{path.stem}]({link})"
 
 
@@ -181,13 +181,13 @@ def _missing(records: Iterable[ResultFile]) -> Iterator[str]:
                 yield f"- {suite} in {precision}, {len(found)} of {whole} rows"
 
 
-def _section(path: Path, record: ResultFile, place: Path) -> Iterator[str]:
+def _section(path: Path, record: ResultFile, page: Path) -> Iterator[str]:
     lines = lines_of(record.results)
     suites = " and ".join(dict.fromkeys(line.row.suite for line in lines))
     yield f"## {_machine(record)}: {suites} (`{path.stem}`)"
     yield ", ".join(f"{name} {value}" for name, value in record.machine.items()) + "."
     for name in charts.names(record.results, path.stem):
-        yield _image(path.parent / name, place)
+        yield _image(path.parent / name, page)
     yield from markdown.sections(lines)
     table = markdown.table(results_sheet(lines))
     yield _folded("every row", f"{table}\n\n{markdown.NOTES}")

@@ -207,8 +207,8 @@ def compile_ahead(sources: Path, todo: Sequence[tuple[BenchRow, str]], workers: 
     capability = torch.cuda.get_device_capability()
     rows = [(asdict(row), precision) for row, precision in todo]
     running = [
-        started(sources, do="compile", rows=rows[place::workers], capability=capability)
-        for place in range(min(workers, len(rows)))
+        started(sources, do="compile", rows=rows[index::workers], capability=capability)
+        for index in range(min(workers, len(rows)))
     ]
     try:
         for process in running:

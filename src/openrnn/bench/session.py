@@ -49,10 +49,10 @@ class Session:
         screen.print(self._plan(left, len(engines)), markup=False, soft_wrap=True)
         with _bar(screen) as progress, interrupt.deferred(), interrupt.limited(until):
             task = progress.add_task("", total=len(left))
-            place = 0
+            index = 0
             try:
-                for place, (row, precision) in enumerate(left):
-                    each = (monotonic() - begin) / place if place else 0.0  # seconds of a row
+                for index, (row, precision) in enumerate(left):
+                    each = (monotonic() - begin) / index if index else 0.0  # seconds of a row
                     if monotonic() + each > until:
                         raise interrupt.OutOfTime
                     progress.update(task, description=f"{row.name} {precision}")
@@ -62,15 +62,19 @@ class Session:
                     interrupt.check()
                     writer.add(found)
                     self.results += found
-                    each = (monotonic() - begin) / (place + 1)
-                    place_of = f"[{place + 1} of {number}, {_about(each * (number - place - 1))}] "
-                    progress.console.print(place_of + told(found), markup=False, soft_wrap=True)
+                    each = (monotonic() - begin) / (index + 1)
+                    progress_text = (
+                        f"[{index + 1} of {number}, {_about(each * (number - index - 1))}] "
+                    )
+                    progress.console.print(
+                        progress_text + told(found), markup=False, soft_wrap=True
+                    )
                     progress.advance(task)
             except interrupt.OutOfTime:
-                self.ended = f"{self.minutes:g} minutes are over, {_rest(number - place, writer)}"
+                self.ended = f"{self.minutes:g} minutes are over, {_rest(number - index, writer)}"
                 self.planned = True
             except KeyboardInterrupt:
-                self.ended = f"interrupted, {_rest(len(left) - place, writer)}"
+                self.ended = f"interrupted, {_rest(len(left) - index, writer)}"
                 raise
             except DeviceLostError as error:
                 self.ended = str(error)

@@ -238,16 +238,16 @@ def _fastest(candidates: list[_Right], mode: str, device: str) -> _Right:
         return candidates[0]
     times: dict[int, float] = {}
     failure: Exception | None = None
-    for place, right in enumerate(candidates):
+    for index, right in enumerate(candidates):
         call = partial(right.ready.run, mode)
         try:
-            times[place] = min(timer.sample(call, 1, device) for _ in range(2))
+            times[index] = min(timer.sample(call, 1, device) for _ in range(2))
         except Exception as error:
             reason_of(error)  # which ends everything where the GPU is lost
             failure = error.with_traceback(None)  # whose frames hold what the others need
     if failure is not None and not times:
         raise failure
-    return candidates[min(times, key=lambda place: times[place])]
+    return candidates[min(times, key=lambda index: times[index])]
 
 
 def reason_of(error: Exception) -> str:

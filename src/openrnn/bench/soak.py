@@ -175,8 +175,8 @@ def together(calls: list[Call], device: str) -> list[list[Tensor]]:
     if device == "cuda" and not _streams:
         _streams.extend(torch.cuda.Stream() for _ in range(STREAMS))
     found = []
-    for place, call in enumerate(calls):
-        with torch.cuda.stream(_streams[place]) if device == "cuda" else nullcontext():
+    for index, call in enumerate(calls):
+        with torch.cuda.stream(_streams[index]) if device == "cuda" else nullcontext():
             found.append(call())
     if device == "cuda":
         torch.cuda.synchronize()
@@ -198,10 +198,10 @@ def differences(found: list[Tensor], wanted: list[Tensor]) -> Iterator[str]:
     for number, (one, two) in enumerate(zip(found, wanted, strict=True)):
         if torch.equal(one, two):
             continue
-        places = (one != two).nonzero()
-        least, most = places.min(0).values.tolist(), places.max(0).values.tolist()
+        wrong = (one != two).nonzero()
+        least, most = wrong.min(0).values.tolist(), wrong.max(0).values.tolist()
         off = (one.float() - two.float()).abs().max().item()
         yield (
-            f"  tensor {number} {tuple(one.shape)}: {len(places)} elements from {least} to {most}, "
+            f"  tensor {number} {tuple(one.shape)}: {len(wrong)} elements from {least} to {most}, "
             f"by up to {off:.2g}"
         )

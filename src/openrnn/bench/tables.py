@@ -96,14 +96,14 @@ def results_sheet(lines: Sequence[Line]) -> Sheet:
 def filled(sheet: Sheet) -> Sheet:
     """The sheet without the columns that say nothing."""
     keep = [
-        place
-        for place in range(len(sheet.heads))
-        if any(row[place].text != "-" for row in sheet.rows)
+        index
+        for index in range(len(sheet.heads))
+        if any(row[index].text != "-" for row in sheet.rows)
     ]
     return Sheet(
-        sheet.title, tuple(sheet.heads[place] for place in keep),
-        tuple(sheet.numbers[place] for place in keep),
-        tuple(tuple(row[place] for place in keep) for row in sheet.rows),
+        sheet.title, tuple(sheet.heads[index] for index in keep),
+        tuple(sheet.numbers[index] for index in keep),
+        tuple(tuple(row[index] for index in keep) for row in sheet.rows),
     )  # fmt: skip
 
 

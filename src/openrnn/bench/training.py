@@ -88,9 +88,12 @@ def train(job: TrainingJob, model: str, device: str, gpus: int, minutes: float) 
     Raises:
         OpenRNNError: it failed.
     """
-    with TemporaryDirectory() as place:
-        folder = Path(place, "run")
-        for budget, out in (({"steps": WARM}, Path(place, "warm")), ({"minutes": minutes}, folder)):
+    with TemporaryDirectory() as parent:
+        folder = Path(parent, "run")
+        for budget, out in (
+            ({"steps": WARM}, Path(parent, "warm")),
+            ({"minutes": minutes}, folder),
+        ):
             done = subprocess.run(
                 command(job, model, device, gpus, budget, out), capture_output=True, text=True,
                 check=False,

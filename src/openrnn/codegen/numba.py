@@ -87,8 +87,8 @@ def _step_rows(cell: Traced) -> str:
     graph = cell.summed_step
     lines: list[str] = []
     apart = not all_summed(cell)
-    for place, gate in enumerate(cell.gates):
-        at = _at(place)
+    for index, gate in enumerate(cell.gates):
+        at = _at(index)
         if not apart:
             lines.append(f"a_{gate} = x[{at}] + bias[{at}]")
         elif gate in cell.summed:
@@ -101,8 +101,8 @@ def _step_rows(cell: Traced) -> str:
     lines += _states_before(cell, graph)
     lines += map(_line, graph.nodes)
     lines += [f"saved[{_at(k)}] = r_{gate}" for k, gate in enumerate(saved_sides(cell))]
-    for place, state in enumerate(cell.states):
-        target = "h_after[j]" if place == 0 else f"after[{_at(place - 1)}]"
+    for index, state in enumerate(cell.states):
+        target = "h_after[j]" if index == 0 else f"after[{_at(index - 1)}]"
         lines.append(f"{target} = {_text(graph.outputs[state])}")
     return _function("step_rows", STEP_ROWS, "New states of a row.", lines)
 
@@ -112,46 +112,46 @@ def _derivative_row(cell: Traced) -> str:
     reads = graph.reads
     lines: list[str] = []
     bias = " + bias[{at}]" if all_summed(cell) else ""
-    for place, gate in enumerate(cell.gates):
+    for index, gate in enumerate(cell.gates):
         for name in (f"a_{gate}", f"x_{gate}"):
             if name in reads:
-                at = _at(place)
+                at = _at(index)
                 lines.append(f"{name} = x[{at}]" + bias.format(at=at))
-    for place, gate in enumerate(saved_sides(cell)):
-        lines.append(f"r_{gate} = r[{_at(place)}]")
+    for index, gate in enumerate(saved_sides(cell)):
+        lines.append(f"r_{gate} = r[{_at(index)}]")
     lines += _states_before(cell, graph)
-    for place, state in enumerate(cell.states):
+    for index, state in enumerate(cell.states):
         if f"d_{state}" in reads:
-            source = "d_h_after[j]" if place == 0 else f"d_after[{_at(place - 1)}]"
+            source = "d_h_after[j]" if index == 0 else f"d_after[{_at(index - 1)}]"
             lines.append(f"d_{state} = {source}")
     lines += map(_line, graph.nodes)
     apart = not all_summed(cell)
-    for place, gate in enumerate(cell.gates):
+    for index, gate in enumerate(cell.gates):
         both = graph.outputs.get(f"da_{gate}")
-        at = _at(place)
+        at = _at(index)
         right = graph.outputs[f"dr_{gate}"] if both is None else both
         lines.append(f"dr[{at}] = {_text(right)}")
         if apart:
             left = graph.outputs[f"dx_{gate}"] if both is None else both
             lines.append(f"dx[{at}] = {_text(left)}")
-    for place, state in enumerate(cell.states):
-        target = "d_h_before[j]" if place == 0 else f"d_before[{_at(place - 1)}]"
+    for index, state in enumerate(cell.states):
+        target = "d_h_before[j]" if index == 0 else f"d_before[{_at(index - 1)}]"
         lines.append(f"{target} = {_text(graph.outputs[f'ds_{state}'])}")
-    for place, name in enumerate(cell.unit_params):
-        lines.append(f"d_vectors[{_at(place)}] += {_text(graph.outputs[f'dp_{name}'])}")
+    for index, name in enumerate(cell.unit_params):
+        lines.append(f"d_vectors[{_at(index)}] += {_text(graph.outputs[f'dp_{name}'])}")
     doc = "Gradients of gates, previous states and per-unit vectors of a row."
     return _function("derivative_rows", DERIVATIVE_ROWS, doc, lines)
 
 
 def _states_before(cell: Traced, graph: Graph) -> list[str]:
     lines = []
-    for place, state in enumerate(cell.states):
+    for index, state in enumerate(cell.states):
         if f"s_{state}" in graph.reads:
-            source = "h_before[j]" if place == 0 else f"before[{_at(place - 1)}]"
+            source = "h_before[j]" if index == 0 else f"before[{_at(index - 1)}]"
             lines.append(f"s_{state} = {source}")
-    for place, name in enumerate(cell.unit_params):
+    for index, name in enumerate(cell.unit_params):
         if f"p_{name}" in graph.reads:
-            lines.append(f"p_{name} = vectors[{_at(place)}]")
+            lines.append(f"p_{name} = vectors[{_at(index)}]")
     return lines
 
 
@@ -184,12 +184,12 @@ def _function(name: str, arguments: dict[str, str], doc: str, lines: list[str]) 
 
 
 def _field(operand: str, what: str = "") -> int:
-    place: int = getattr(cell_args, operand.upper() + what)
-    return place
+    index: int = getattr(cell_args, operand.upper() + what)
+    return index
 
 
-def _at(place: int) -> str:
-    return ("j", "stride + j")[place] if place < 2 else f"{place} * stride + j"
+def _at(index: int) -> str:
+    return ("j", "stride + j")[index] if index < 2 else f"{index} * stride + j"
 
 
 def _text(value: Value) -> str:

@@ -33,7 +33,7 @@ class _Reader:
 
     Attributes:
         values: of each node the name of its value, or its number; of some a tuple.
-        places: of each node the one whose memory it has.
+        memory: of each node the one whose memory it has.
         stale: nodes whose memory was written into under another name.
     """
 
@@ -43,7 +43,7 @@ class _Reader:
         self.cell, self.traced, self.dtype, self.names = cell, traced, dtype, names
         self.emit = Builder(names)
         self.values: dict[Any, Any] = {}
-        self.places: dict[Any, Any] = {}
+        self.memory: dict[Any, Any] = {}
         self.stale: set[Any] = set()
 
     def read(self, outputs: tuple[str, ...]) -> Graph:
@@ -93,13 +93,13 @@ class _Reader:
                 raise self._error(f"no kernel knows what changed in place before {word}")
         first: Any = node.args[0] if node.args else None
         writes = aten.in_place(node.target)
-        self.places[node] = node
+        self.memory[node] = node
         if writes or name in aten.VIEWS:
-            self.places[node] = place = self.places.get(first, first)
-            if writes and place.op == "placeholder":
+            self.memory[node] = owner = self.memory.get(first, first)
+            if writes and owner.op == "placeholder":
                 raise self._error(f"no kernel knows {word}_ of what the cell is given")
             if writes:
-                same = (other for other, where in self.places.items() if where is place)
+                same = (other for other, its_owner in self.memory.items() if its_owner is owner)
                 self.stale.update(other for other in same if other is not node)
 
     def _value(self, arg: Any) -> Any:

@@ -22,7 +22,7 @@ def flatten(arrays: Any, prefix: str = "") -> Arrays:
     if isinstance(arrays, Mapping):
         pairs = [(str(name), inner) for name, inner in arrays.items()]
     elif isinstance(arrays, Sequence) and not isinstance(arrays, str | bytes):
-        pairs = [(str(place), inner) for place, inner in enumerate(arrays)]
+        pairs = [(str(index), inner) for index, inner in enumerate(arrays)]
     else:
         return {prefix[:-1] or "0": as_tensor(prefix[:-1] or "arrays", arrays)}
     found: Arrays = {}

@@ -37,18 +37,18 @@ def fit(layout: Layout, blocks: Blocks, library: str, where: str, sum_biases: bo
     Raises:
         ValueError: a bias has no place, or two biases have one place and may not be summed.
     """
-    places = {key for array in layout.arrays if array.bias for keys in array.keys for key in keys}
+    held = {key for array in layout.arrays if array.bias for keys in array.keys for key in keys}
     kept = {key: block for key, block in blocks.items() if key[0] not in (INPUT, RECURRENT)}
     given = {key: block for key, block in blocks.items() if key[0] in (INPUT, RECURRENT)}
     if layout.biases == "each" or (layout.biases == "optional" and not given):
         return kept | given
     like = next(block for key, block in blocks.items() if key[0] == "R")
-    made = {key: given.pop(key, None) for key in places}
+    made = {key: given.pop(key, None) for key in held}
     for (side, gate), bias in given.items():  # those without a place
         if not torch.count_nonzero(bias):
             continue
         other = (RECURRENT if side == INPUT else INPUT, gate)
-        if other not in places or gate in APART.get(layout.cell, ()):
+        if other not in held or gate in APART.get(layout.cell, ()):
             kind = "input" if side == INPUT else "recurrent"
             raise ValueError(f"{library} has no {kind} bias of gate {gate}, {where} has one")
         made[other] = _joined(made[other], bias, f"{library} has one bias of gate {gate}, {where}",

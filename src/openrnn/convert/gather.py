@@ -45,11 +45,11 @@ def named(
     if library.lists:
         for kind in ("weights", "biases"):
             every = [chain[name] for chain in chains for name in chain if name.startswith(kind)]
-            yield from ((f"{kind}/{place}", tensor) for place, tensor in enumerate(every))
+            yield from ((f"{kind}/{index}", tensor) for index, tensor in enumerate(every))
         return
     per = 1 if library.stacked else spec.directions
-    for place, chain in enumerate(chains):
-        layer, direction = divmod(place, per)
+    for index, chain in enumerate(chains):
+        layer, direction = divmod(index, per)
         before = _before(library, layout, spec, layer, direction)
         for name, tensor in chain.items():
             full = _name(library, name, layer, direction) if library.names else before + name
@@ -143,14 +143,14 @@ def _by_lists(layout: Layout, arrays: Arrays) -> list[Chain]:
         )
     return [
         (
-            f"layer and direction {place}: ",
+            f"layer and direction {index}: ",
             {
-                name: lists[kind][place * len(names[kind]) + k]
+                name: lists[kind][index * len(names[kind]) + k]
                 for kind in lists
                 for k, name in enumerate(names[kind])
             },
         )
-        for place in range(count)
+        for index in range(count)
     ]
 
 
@@ -168,7 +168,7 @@ def _by_order(layout: Layout, arrays: list[Tensor]) -> Iterator[list[Chain]]:
             yield [
                 (
                     f"array {start} and after: ",
-                    {array.name: arrays[start + place] for place, array in enumerate(row)},
+                    {array.name: arrays[start + index] for index, array in enumerate(row)},
                 )
                 for start in starts
             ]

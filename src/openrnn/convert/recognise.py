@@ -97,8 +97,8 @@ def _network(
     )  # fmt: skip
     dtype = next(iter(first.values())).dtype
     blocks: list[Blocks] = []
-    for place, (before, arrays) in enumerate(chains):
-        own = Sizes(spec.layer_input(place // directions), sizes.hidden, sizes.proj, sizes.heads)
+    for index, (before, arrays) in enumerate(chains):
+        own = Sizes(spec.layer_input(index // directions), sizes.hidden, sizes.proj, sizes.heads)
         blocks.append({})
         for array in layout.arrays:
             if array.name in arrays:

@@ -151,13 +151,13 @@ def _hidden(array: Array, tensor: Tensor, label: str) -> tuple[int, int]:
     axes = groups(array.axes)
     _dims(array, tensor, label)
     heads = tensor.shape[axes.index("n")] if "n" in axes else 1
-    place = next(place for place, letters in enumerate(axes) if "o" in letters)
-    fixed = len(array.gates) if "g" in axes[place] else 1
-    if tensor.shape[place] % fixed:
+    index = next(index for index, letters in enumerate(axes) if "o" in letters)
+    fixed = len(array.gates) if "g" in axes[index] else 1
+    if tensor.shape[index] % fixed:
         raise ValueError(
-            f"{label}{array.name} must have {fixed} * H {_axis(place)}, got {tuple(tensor.shape)}"
+            f"{label}{array.name} must have {fixed} * H {_axis(index)}, got {tuple(tensor.shape)}"
         )
-    return tensor.shape[place] // fixed * heads, heads
+    return tensor.shape[index] // fixed * heads, heads
 
 
 def _inputs(array: Array, tensor: Tensor, label: str) -> int:
@@ -165,8 +165,8 @@ def _inputs(array: Array, tensor: Tensor, label: str) -> int:
     return tensor.shape[groups(array.axes).index("d")]
 
 
-def _axis(place: int) -> str:
-    return "rows" if place == 0 else "columns" if place == 1 else f"along axis {place}"
+def _axis(index: int) -> str:
+    return "rows" if index == 0 else "columns" if index == 1 else f"along axis {index}"
 
 
 def _dims(array: Array, tensor: Tensor, label: str) -> None:

@@ -136,8 +136,8 @@ def tensors(
     check_heads(layout, spec, heads)
     own = params.chains(spec, [weight.cpu() for weight in layer.resting_weights()])
     blocks = [
-        fit(layout, blocks_of(spec, chain), target, f"layer {place // spec.directions}", sum_biases)
-        for place, chain in enumerate(own)
+        fit(layout, blocks_of(spec, chain), target, f"layer {index // spec.directions}", sum_biases)
+        for index, chain in enumerate(own)
     ]
     if found.flat:
         both = spec.with_(bias_mode="double")
@@ -150,8 +150,8 @@ def _named(
 ) -> dict[str, Tensor]:
     """The arrays of all layers and directions, by the library's names."""
     chains = []
-    for place, held in enumerate(blocks):
-        layer = place // spec.directions
+    for index, held in enumerate(blocks):
+        layer = index // spec.directions
         sizes = Sizes(spec.layer_input(layer), spec.hidden_size, spec.proj_size, heads)
         chains.append({
             array.name: write(array, held, sizes)

@@ -77,8 +77,8 @@ def functions(baked: Baked, block: int) -> Functions:
         template, words = len(data), bytes(loop.args)
         data += words + bytes(-len(words) % LINE)
         values = "\n".join(
-            f"        args[{place}] = {_expression(value, starts, scratch, baked)}"
-            for place, value in loop.given
+            f"        args[{index}] = {_expression(value, starts, scratch, baked)}"
+            for index, value in loop.given
         )
         found = {"row": loop.args.place("row_function"), "steps": loop.args.place("steps")}
         count = len(words) // WORD

@@ -65,7 +65,7 @@ def elsewhere(job: Job, cpu: str) -> Compiled:
     """
     if not re.match(r"python[\w.-]*$", Path(sys.executable or "").name):
         raise ExportError(f"cpu={cpu!r} needs a Python process of its own, and none can be started")
-    path = json.dumps([place for place in sys.path if isinstance(place, str)])
+    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
     name = cpu if cpu in LEVELS else "generic"
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -35,7 +35,7 @@ class Weights(NamedTuple):
     def of(cls, spec: Spec, params: Sequence[Tensor | None]) -> "Weights":
         """Sorts tensors in the order of `params.module_slots`."""
         w_ih, w_hh, b_ih, b_hh, _, *unit = [
-            None if place is None else params[place] for place in places(spec)[0]
+            None if index is None else params[index] for index in places(spec)[0]
         ]
         return cls(w_ih, w_hh, b_ih, b_hh, tuple(unit))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from openrnn import philox, problem_key
 from openrnn.backends.base import Backend, Call, Cotangents, Needs, Outputs
 from openrnn.cells import lookup
-from openrnn.dispatch import BACKENDS, Place, place_of
+from openrnn.dispatch import BACKENDS, DeviceInfo, device_info
 from openrnn.errors import CellError
 from openrnn.higher import agreement, functions, wide
 from openrnn.higher.functions import Pass
@@ -22,7 +22,7 @@ from openrnn.time_reversed import flip_time
 from openrnn.time_reversed import forward as reversed_forward
 
 Loop = Callable[[str, Call], Outputs]
-NOWHERE: Place = (None, None)
+UNKNOWN_DEVICE: DeviceInfo = (None, None)
 # T from which second derivatives take less time by kernels: benchmarks/log/cpu.md. On a GPU the
 # times at T 32 and 256 (suite `higher`) say 3.4
 LEAST_STEPS = 3
@@ -37,7 +37,7 @@ def refusal(
         device: where its tensors are; asked if the problem names no compute capability.
         steps, batch: T and B, where they are known.
     """
-    why = _refusal(backend, problem, _place(problem, device), True)
+    why = _refusal(backend, problem, _device_info(problem, device), True)
     why = why or agreement.refusal(problem.spec, forward=False)
     if why is None and steps is not None and steps < LEAST_STEPS:
         return f"T is {steps}, and kernels are quicker from {LEAST_STEPS} on"
@@ -50,19 +50,19 @@ def refusal(
 
 def forward_refusal(backend: str, problem: Problem, device: torch.device) -> str | None:
     """Why no kernels run forward mode, or None; whatever T and B: kernels won wherever measured."""
-    why = _refusal(backend, problem, _place(problem, device), problem.grad)
+    why = _refusal(backend, problem, _device_info(problem, device), problem.grad)
     return why or agreement.refusal(problem.spec, forward=True)
 
 
-def _place(problem: Problem, device: torch.device) -> Place:
+def _device_info(problem: Problem, device: torch.device) -> DeviceInfo:
     """What decides which kernels of the tangent cell there are."""
     if problem.capability is not None:
         return problem.capability, problem.processors
-    return place_of(device) if device.type == "cuda" else NOWHERE
+    return device_info(device) if device.type == "cuda" else UNKNOWN_DEVICE
 
 
 @memo(1024)
-def _refusal(backend: str, problem: Problem, place: Place, grad: bool) -> str | None:
+def _refusal(backend: str, problem: Problem, device: DeviceInfo, grad: bool) -> str | None:
     """What no B changes; grad: the loop of the tangent cell also runs backward."""
     spec = problem.spec
     if not BACKENDS[backend].tangents_up_to:
@@ -70,7 +70,7 @@ def _refusal(backend: str, problem: Problem, place: Place, grad: bool) -> str | 
     if spec.proj_size:
         return "the network has a projection"
     try:
-        asked = tangent_problem(problem, place, grad)
+        asked = tangent_problem(problem, device, grad)
     except CellError as error:
         return str(error)
     why = next(iter(BACKENDS[backend].refusals(asked)), None)
@@ -78,7 +78,7 @@ def _refusal(backend: str, problem: Problem, place: Place, grad: bool) -> str | 
     return why and f"for the derivative of {name}, a cell of {gates} gates, {why}"
 
 
-def tangent_problem(problem: Problem, place: Place, grad: bool) -> Problem:
+def tangent_problem(problem: Problem, device: DeviceInfo, grad: bool) -> Problem:
     """The loop of the tangent cell; `grad`: it also runs backward.
 
     Raises:
@@ -89,7 +89,7 @@ def tangent_problem(problem: Problem, place: Place, grad: bool) -> Problem:
         tangent, problem.dtype, problem.device, grad=grad, training=False, lengths=problem.lengths,
         reset=problem.reset, return_states=True, precision=problem.precision,
     )  # fmt: skip
-    capability, processors = place
+    capability, processors = device
     return replace(asked, capability=capability, processors=processors)
 
 
@@ -148,10 +148,10 @@ def _loop_of(call: Call, x: Tensor, layer: int, direction: int) -> Call:
         lengths=problem.lengths, reset=problem.reset, return_states=problem.return_states,
         precision=problem.precision,
     )  # fmt: skip
-    params = sorted(place for place in places(spec)[chain] if place is not None)
+    params = sorted(index for index in places(spec)[chain] if index is not None)
     return Call(
         made, x, [state[chain : chain + 1] for state in call.states],
-        [call.params[place] for place in params], call.lengths, call.reset,
+        [call.params[index] for index in params], call.lengths, call.reset,
         [state[chain : chain + 1] for state in call.reset_states],
     )  # fmt: skip
 

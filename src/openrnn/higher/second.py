@@ -68,7 +68,7 @@ def _second(
     w_hh, unit = Weights.of(run.spec, own.params)[1], places(run.spec)[0][5:]
     if w_hh is not None:
         w_hh.addmm_(parts.d_r.flatten(0, 1).T, before(loop, 0, out.y).flatten(0, 1))
-    vectors = (own.params[place] for place in unit if place is not None)
+    vectors = (own.params[index] for index in unit if index is not None)
     for vector, more in zip(vectors, back.params[1:]):
         if vector is not None and more is not None:
             vector.add_(more)
@@ -79,8 +79,8 @@ def _tangent_call(run: Run, tangent: Tangent, along: Direction, every: bool) -> 
     """The loop of the tangent cell along a direction; `every`: it returns all states."""
     call, hidden = run.call, run.spec.hidden_size
     gates = call.x.new_empty(*call.x.shape[:2], len(tangent.cell.gates), hidden)
-    for place, parts in enumerate(gate_parts(run, tangent, along)):
-        out = gates[:, :, place]
+    for index, parts in enumerate(gate_parts(run, tangent, along)):
+        out = gates[:, :, index]
         if not parts:
             out.zero_()
             continue
@@ -115,11 +115,11 @@ class _Parts(NamedTuple):
 def _parts(run: Run, tangent: Tangent, gates: Tensor) -> _Parts:
     """The gradients (T, B, gates * H) of the gates of the tangent cell, sorted."""
     hidden, count = run.spec.hidden_size, len(run.spec.gates)
-    places = {name: place for place, name in enumerate(tangent.cell.gates)}
+    indices = {name: index for index, name in enumerate(tangent.cell.gates)}
 
     def gathered(one: str, other: str) -> Tensor:
         """The tangent gates `one` + number, or `other` + number, of each gate: (T, B, G*H)."""
-        wanted = [places.get(f"{one}{g}", places.get(f"{other}{g}")) for g in range(count)]
+        wanted = [indices.get(f"{one}{g}", indices.get(f"{other}{g}")) for g in range(count)]
         first = wanted[0]
         if first is not None and wanted == [*range(first, first + count)]:
             return gates[..., first * hidden : (first + count) * hidden]
@@ -127,7 +127,7 @@ def _parts(run: Run, tangent: Tangent, gates: Tensor) -> _Parts:
         found = [zeros if n is None else gates[..., n * hidden : (n + 1) * hidden] for n in wanted]
         return torch.cat(found, -1)
 
-    states = [places.get(f"s{k}") for k in range(len(run.spec.states))]
+    states = [indices.get(f"s{k}") for k in range(len(run.spec.states))]
     return _Parts(
         gathered("x", "r"), gathered("r", "r"), gathered("a", "b"), gathered("a", "c"),
         [None if n is None else gates[..., n * hidden : (n + 1) * hidden] for n in states],

@@ -170,7 +170,7 @@ def _moments(config: Config, model: nn.Module) -> Iterator[ExpectedTensor]:
 def _states(config: Config, model: LanguageModel) -> Iterator[ExpectedTensor]:
     """Under autocast a backend gives them in either type."""
     first = next(model.parameters()).dtype
-    place = 0
+    index = 0
     for stack in model.stacks:
         if isinstance(stack, nn.RNNBase):
             widths = (stack.hidden_size,) * (2 if config.cell == "lstm" else 1)
@@ -178,8 +178,8 @@ def _states(config: Config, model: LanguageModel) -> Iterator[ExpectedTensor]:
             widths = stack.spec.state_sizes
         for width in widths:
             shape = (stack.num_layers, config.batch, width)
-            yield ExpectedTensor(f"state/{place}", shape, tuple({first, DTYPES[config.dtype]}))
-            place += 1
+            yield ExpectedTensor(f"state/{index}", shape, tuple({first, DTYPES[config.dtype]}))
+            index += 1
 
 
 def _generators(world: int) -> Iterator[ExpectedTensor]:

@@ -25,16 +25,16 @@ class Gates:
         """Does nothing: reports come too often."""
 
     def held_out(self, step: int, nats: float) -> None:
-        model, place = self.run.model, 0
+        model, layers_below = self.run.model, 0
         with self.run.precision():
             y = self._embedded()
             for stack in model.stacks:
                 if isinstance(stack, nn.RNNBase) or why_not(stack):
                     return
                 for gate in preactivations(stack, y):
-                    moved = gate._replace(layer=place + gate.layer)
+                    moved = gate._replace(layer=layers_below + gate.layer)
                     write(self.writer, "gates", moved, step)
-                place += stack.num_layers
+                layers_below += stack.num_layers
                 with torch.no_grad(), resting(stack):
                     y = stack(y)[0]
 

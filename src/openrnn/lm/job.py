@@ -194,15 +194,15 @@ def _head(run: TrainingRun) -> str:
 
 def chosen(run: TrainingRun) -> str:
     """The backend that trains this run."""
-    found = [_chosen(run, place, stack) for place, stack in enumerate(run.model.stacks)]
+    found = [_chosen(run, index, stack) for index, stack in enumerate(run.model.stacks)]
     return " and ".join(dict.fromkeys(found))
 
 
-def _chosen(run: TrainingRun, place: int, stack: Stack) -> str:
+def _chosen(run: TrainingRun, index: int, stack: Stack) -> str:
     if isinstance(stack, nn.RNNBase):
         return "torch.nn"
     kind = DTYPES[run.config.dtype]
-    cuts = run.model.cuts(run.workers.device, place)
+    cuts = run.model.cuts(run.workers.device, index)
     table = explain(
         stack,
         dtype=kind,

@@ -60,8 +60,8 @@ class LanguageModel(nn.Module):
         """Logits and the state after x."""
         after: State = ()
         y = self.embedding(x)
-        for place, given in enumerate(self.split(state)):
-            y, more = self.through(place, y, given, reset)
+        for index, given in enumerate(self.split(state)):
+            y, more = self.through(index, y, given, reset)
             after += more
         return self.scores(y), after
 
@@ -71,13 +71,13 @@ class LanguageModel(nn.Module):
         return logits
 
     def through(
-        self, place: int, x: Tensor, state: State | None, reset: Tensor | None
+        self, index: int, x: Tensor, state: State | None, reset: Tensor | None
     ) -> tuple[Tensor, State]:
         """One of the recurrent modules: its output and state after x."""
-        stack = self.stacks[place]
+        stack = self.stacks[index]
         if isinstance(stack, nn.RNNBase):  # which has no resets: its state runs on across files
             return self.call(stack, x, state)
-        if reset is None or not self.cuts(x.device, place):
+        if reset is None or not self.cuts(x.device, index):
             return self.call(stack, x, state, reset=reset)
 
         def run(x: Tensor, state: State | None, lengths: Tensor | None) -> tuple[Tensor, State]:
@@ -92,17 +92,17 @@ class LanguageModel(nn.Module):
         y, after = stack(x, given(stack, state), **masks)
         return y, as_tuple(after)
 
-    def cuts(self, device: torch.device, place: int = 0) -> bool:
+    def cuts(self, device: torch.device, index: int = 0) -> bool:
         """Whether our layer runs faster in segments between resets than with resets inside.
 
         So it is where a fast backend has no resets, as cuDNN has none.
         """
-        stack = self.stacks[place]
+        stack = self.stacks[index]
         casts = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if casts else self.embedding.weight.dtype
         if isinstance(stack, nn.RNNBase):
             return False
-        key = place, device, dtype, torch.is_grad_enabled(), self.training
+        key = index, device, dtype, torch.is_grad_enabled(), self.training
         if key not in self._cuts:
             with_resets, without = (
                 explain(
@@ -133,7 +133,7 @@ class LanguageModel(nn.Module):
         if not state:
             return [None] * count
         size = len(state) // count
-        return [state[size * place : size * (place + 1)] for place in range(count)]
+        return [state[size * index : size * (index + 1)] for index in range(count)]
 
 
 def given(stack: Stack, state: State | None) -> State | Tensor | None:

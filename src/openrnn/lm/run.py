@@ -115,8 +115,8 @@ class TrainingRun:
             tensors[f"model/{name}"] = parameter
             for moment in MOMENTS[self.config.task]:
                 tensors[f"optimizer/{name}/{moment}"] = self.optimizer.state[parameter][moment]
-        for place, part in enumerate(self.state or ()):
-            tensors[f"state/{place}"] = torch.cat(self.workers.gather(part), dim=1)
+        for index, part in enumerate(self.state or ()):
+            tensors[f"state/{index}"] = torch.cat(self.workers.gather(part), dim=1)
         for kind, generator in self._generators().items():
             for rank, bits in enumerate(self.workers.gather(generator[0]())):
                 tensors[f"generator/{kind}/{rank}"] = bits
@@ -156,7 +156,7 @@ class TrainingRun:
                 for moment in MOMENTS[self.config.task]
             }
         count = sum(name.startswith("state/") for name in tensors)
-        states = [tensors[f"state/{place}"] for place in range(count)]
+        states = [tensors[f"state/{index}"] for index in range(count)]
         mine = (state[:, rank * share : (rank + 1) * share] for state in states)
         self.state = tuple(state.contiguous().clone().to(device) for state in mine)
         for kind, generator in self._generators().items():

@@ -37,6 +37,6 @@ def apart(run: RunLayer, x: Tensor, state: State | None, reset: Tensor) -> tuple
     time = (starts + torch.arange(int(lengths.max()), device=device)[:, None]).clamp_max(steps - 1)
     y, state = run(x[time, rows], state, lengths)
     segment = (marks.t().flatten().cumsum(0) - 1).view(batch, steps).t().to(device)  # of each t, b
-    place = torch.arange(steps, device=device)[:, None] - starts[segment]
+    step = torch.arange(steps, device=device)[:, None] - starts[segment]
     last = row_ends.nonzero().squeeze(1).to(device)
-    return y[place, segment], tuple(part[:, last] for part in state)
+    return y[step, segment], tuple(part[:, last] for part in state)

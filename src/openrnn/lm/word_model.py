@@ -71,9 +71,9 @@ class WordModel(LanguageModel):
             y = y * dropout(rows, config.dropout_embedding)[x]
         z = locked(y, config.dropout_input)
         last = len(self.stacks) - 1
-        for place, mine in enumerate(self.split(state)):
-            y, more = self.through(place, z, mine, reset)
-            z = locked(y, config.dropout_output if place == last else config.dropout)
+        for index, mine in enumerate(self.split(state)):
+            y, more = self.through(index, z, mine, reset)
+            z = locked(y, config.dropout_output if index == last else config.dropout)
             after += more
         penalty = config.activation * z.float().square().mean()
         if len(y) > 1:

@@ -106,8 +106,8 @@ def _split(texts: list[tuple[str, Document]]) -> list[list[Document]]:
     """Files to train on, held out and to test."""
     parts: list[list[Document]] = [[], [], []]
     for name, words in texts:
-        place = drawn(name)
-        parts[1 if place < HELD_OUT else 2 if place < 2 * HELD_OUT else 0].append(words)
+        number = drawn(name)
+        parts[1 if number < HELD_OUT else 2 if number < 2 * HELD_OUT else 0].append(words)
     if not all(parts):
         every = [word for _, words in texts for word in words]
         last = round(HELD_OUT * len(every))

@@ -71,8 +71,8 @@ class Workers:
         """The model with its gradients averaged over the processes."""
         if self.world == 1:
             return model
-        places = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=places)
+        devices = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices)
 
 
 @contextmanager

@@ -228,15 +228,15 @@ class Product:
         Args:
             add: to d, else d is written.
         """
-        places = a | b | d | self._batch_strides
-        aligned = min(16, places & -places)
+        addresses = a | b | d | self._batch_strides
+        aligned = min(16, addresses & -addresses)
         plan = self._plans.get(aligned) or self._plan(aligned)
         if CURRENT.recording is not None:
             CURRENT.recording.multiply(plan, a, b, d, add)
             return
         space = None if plan.space_like is None else torch.empty_like(plan.space_like)
-        place = 0 if space is None else space.data_ptr()
-        plan.multiply(a, b, d, add, place, current_stream(self.device))
+        workspace = 0 if space is None else space.data_ptr()
+        plan.multiply(a, b, d, add, workspace, current_stream(self.device))
 
 
 product_for = memo(4096)(Product)  # one object each, as it remembers algorithms

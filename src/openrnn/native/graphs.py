@@ -137,12 +137,12 @@ class Graphs:
 
     def _of_ended(self) -> list[Graph]:
         owners = {self._ended.popleft() for _ in range(len(self._ended))}
-        places = [place for place in [*self._kept] if place[0] in owners]
-        return [graph for place in places for graph in self._pop(place)]
+        keys = [key for key in [*self._kept] if key[0] in owners]
+        return [graph for key in keys for graph in self._pop(key)]
 
-    def _pop(self, place: tuple[int, Key]) -> list[Graph]:
+    def _pop(self, key: tuple[int, Key]) -> list[Graph]:
         """The graph there; [] where it has gone meanwhile."""
-        graph = self._kept.pop(place, None)
+        graph = self._kept.pop(key, None)
         self._nodes -= 0 if graph is None else graph.nodes
         return [] if graph is None else [graph]
 

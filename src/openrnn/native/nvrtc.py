@@ -165,8 +165,8 @@ class Parameter:
 
     def __init__(self, count: int) -> None:
         self.words: Any = (ctypes.c_int64 * count)()
-        self._place = ctypes.c_void_p(ctypes.addressof(self.words))
-        self.address = ctypes.addressof(self._place)
+        self._pointer = ctypes.c_void_p(ctypes.addressof(self.words))
+        self.address = ctypes.addressof(self._pointer)
 
 
 class CudaKernel:

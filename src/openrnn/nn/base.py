@@ -371,9 +371,9 @@ class Layer(TorchNames):
         if dims == 2:
             states = [tensors.unsqueezed("hx", state, 1) for state in states]
         equal = checks.equality(batch)
-        for place, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
+        for index, (state, width) in enumerate(zip(states, self._spec.state_sizes)):
             if not equal(state.shape, wanted := (self._spec.chains, batch, width)):
-                which = f"hidden[{place}]" if len(states) > 1 else "hidden"
+                which = f"hidden[{index}]" if len(states) > 1 else "hidden"
                 raise RuntimeError(f"Expected {which} size {wanted}, got {list(state.shape)}")
         return list(states)
 

@@ -49,10 +49,10 @@ class CallGuard:
     def __init__(self, every: Sequence[Tensor], records: bool | None = None) -> None:
         self._count, self._records = len(every), records
         # a guard refuses a tensor that comes twice, such as one of zeros for both states
-        first = {id(tensor): place for place, tensor in reversed([*enumerate(every)])}
-        self._once, places = sorted(first.values()), enumerate(every)
-        self._twins = [(n, first[id(one)]) for n, one in places if first[id(one)] != n]
-        once = [every[place] for place in self._once]
+        first = {id(tensor): index for index, tensor in reversed([*enumerate(every)])}
+        self._once = sorted(first.values())
+        self._twins = [(n, first[id(one)]) for n, one in enumerate(every) if first[id(one)] != n]
+        once = [every[index] for index in self._once]
         self._check = guard(once, [[*t.shape] for t in once], [[*t.stride()] for t in once])
         self._grad = records is not None and any(tensor.requires_grad for tensor in every)
         # bytes of an element, and from the first to the end of the last
@@ -77,7 +77,7 @@ class CallGuard:
         if self._twins:
             if any(every[one] is not every[other] for one, other in self._twins):
                 return False
-            once = [every[place] for place in self._once]
+            once = [every[index] for index in self._once]
         if not self._check(*once):
             return False
         layout = (*map(len, map(_storage, every)), *map(_offset, every))

@@ -91,7 +91,7 @@ class CellModule(FixedOptions, CachingModule):
         if input.dim() not in (1, 2):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
         batched = input.dim() == 2
-        places = (0,) if batched else (0, 0)
+        dims = (0,) if batched else (0, 0)
         equal = checks.equality(input.shape[-1])
         if not equal(input.shape[-1], self.input_size):
             raise RuntimeError(
@@ -100,25 +100,25 @@ class CellModule(FixedOptions, CachingModule):
             )
         states = None
         if hx is not None:
-            for place, state in enumerate(hx):
+            for index, state in enumerate(hx):
                 checks.dense("hx", state)
                 if state.dim() != input.dim():
                     raise ValueError(
-                        f"{name}: Expected hx[{place}] to be {input.dim()}D like the input, "
+                        f"{name}: Expected hx[{index}] to be {input.dim()}D like the input, "
                         f"got {state.dim()}D instead"
                     )
                 if not equal(state.shape[:-1], input.shape[:-1]):
                     raise RuntimeError(
-                        f"Input batch size {input.shape[0]} doesn't match hidden{place} batch size "
+                        f"Input batch size {input.shape[0]} doesn't match hidden{index} batch size "
                         f"{state.shape[0]}"
                     )
                 if not equal(state.shape[-1], self.hidden_size):
                     raise RuntimeError(
-                        f"hidden{place} has inconsistent hidden_size: got {state.shape[-1]}, "
+                        f"hidden{index} has inconsistent hidden_size: got {state.shape[-1]}, "
                         f"expected {self.hidden_size}"
                     )
-            states = [tensors.unsqueezed("hx", state, *places) for state in hx]
-        x = tensors.unsqueezed("input", input, *places)
+            states = [tensors.unsqueezed("hx", state, *dims) for state in hx]
+        x = tensors.unsqueezed("input", input, *dims)
         given = [getattr(self, name) for name in self._names]
         compiling, casts = torch.compiler.is_compiling(), autocast.wanted(x.device) is not None
         x, weights, states = autocast.applied(x, given, states)

@@ -258,7 +258,7 @@ def _across(
     odd = return_states or lengths is not None or reset is not None or bool(given[2])
     odd = odd or not x.numel() or hooks(False) is not None
     nothing = [None] * len(chunks)
-    for place, (stage, group, own, route) in enumerate(zip(cut, groups, generators, found)):
+    for index, (stage, group, own, route) in enumerate(zip(cut, groups, generators, found)):
         if route.constants.backend == "reference" and pipeline.backend == "auto":
             dispatch.warn_if_large(route.problem, steps, batch)
         ends: Any = nothing if lengths is None else lengths.to(stage.device)
@@ -268,7 +268,7 @@ def _across(
         plan.masks.append([*zip(ends, resets, seeds)])
         alone = odd or drops or not all(map(Tensor.is_contiguous, (*group.params, *group.states)))
         cache = pipeline._call_cache.module_cache
-        plan.known.append(None if alone else cache.setdefault((place, route), {}))
+        plan.known.append(None if alone else cache.setdefault((index, route), {}))
     return stages.run(plan, x, groups)
 
 
@@ -316,7 +316,7 @@ def _generators(
         return [None] * len(cut)
     seed = int(torch.randint(2**62, (1,), generator=given, device=given.device))
     return [
-        torch.Generator(stage.device).manual_seed(seed + place) for place, stage in enumerate(cut)
+        torch.Generator(stage.device).manual_seed(seed + index) for index, stage in enumerate(cut)
     ]
 
 

@@ -53,8 +53,8 @@ def cut(spec: Spec, devices: tuple[torch.device, ...], chunked: bool = False) ->
     least, more = divmod(spec.num_layers, len(devices))
     layer_of = [slot.chain for slot in module_slots(spec)]
     begin, made = 0, []
-    for place, device in enumerate(devices):
-        end = begin + least + (place < more)
+    for index, device in enumerate(devices):
+        end = begin + least + (index < more)
         own = spec.with_(
             num_layers=end - begin, input_size=spec.layer_input(begin),
             input_mode="linear" if begin else spec.input_mode,
@@ -237,8 +237,8 @@ def backward(
         for below, above in pairwise(stages)
     ]
     arriving: Gradients = [None] * len(stages)
-    for place, turn in chain.from_iterable(diagonals(len(stages), number)):
-        d, k = last - place, number - 1 - turn
+    for stage_index, turn in chain.from_iterable(diagonals(len(stages), number)):
+        d, k = last - stage_index, number - 1 - turn
         if (d, k) not in kept:
             continue
         links.use(stages[d].device)
@@ -330,13 +330,13 @@ class _Pipelined(torch.autograd.Function):
             )
         saved, flags = iter(ctx.saved_tensors), ctx.needs_input_grad[2:]
         groups, kept = _groups(ctx.counts, saved), {}
-        for place, states, reserve, prepared in ctx.kept:
+        for index, states, reserve, prepared in ctx.kept:
             # hooks of saved tensors may have changed them
             every = [
                 tensors.check_own_memory("a saved tensor", next(saved)) for _ in range(3 + states)
             ]
             x, y, mask, *before = every
-            kept[place] = SavedChunk(x, before, y, [*islice(saved, reserve)], mask, prepared)
+            kept[index] = SavedChunk(x, before, y, [*islice(saved, reserve)], mask, prepared)
         for d, (stage, group) in enumerate(zip(ctx.plan.stages, groups)):
             if (d, 0) in kept:
                 inputs = ctx.plan.inputs(d, 0, kept[d, 0].x, kept[d, 0].states, group)

@@ -60,11 +60,12 @@ class Stepper:
         self._turn = 0  # the half of the states that the next step reads; it writes the other
         self._make_room(layer._any_weight())
         self._made_of = _computed_of(layer)
-        # steps bound to memory: for tensors like these, of settings and parameters in these places
+        # steps bound to memory: for tensors like those of the guard, with these settings, and
+        # parameters at these addresses
         self._guard: CallGuard | None = None
-        self._place: tuple[Any, ...] = ()
+        self._bound: tuple[Any, ...] = ()
         self._runs: list[Callable[[Tensor], None]] = []  # by turn
-        self._seen: tuple[Any, ...] = ()  # the place of the step before, of those not bound
+        self._seen: tuple[Any, ...] = ()  # what the step before was bound to, if it was not kept
 
     def __call__(self, x_t: Tensor) -> Tensor:
         """The output of the next step.
@@ -82,7 +83,7 @@ class Stepper:
             or has_unguarded_mode()
             or not can_guard(every)
             or not self._guard(every)
-            or self._place != self._place_of(every)
+            or self._bound != self._bound_to(every)
         ):
             return self._step(x_t)
         if _storage(x_t).data_ptr() == self._memory:
@@ -94,7 +95,7 @@ class Stepper:
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has memory of its own, to which its first step binds it
-        return {**self.__dict__, "_guard": None, "_place": (), "_runs": [], "_seen": ()}
+        return {**self.__dict__, "_guard": None, "_bound": (), "_runs": [], "_seen": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -110,11 +111,11 @@ class Stepper:
         batched = self._batch is not None
         found = self._layer._states(hx, self._batch or 1, 3 if batched else 2)
         with torch.no_grad():
-            for place, state in enumerate(self._halves[self._turn]):
+            for index, state in enumerate(self._halves[self._turn]):
                 if found is None:
                     state.zero_()
                 else:
-                    state.copy_(found[place] if batched else found[place].squeeze(1))
+                    state.copy_(found[index] if batched else found[index].squeeze(1))
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Puts zeros in place of the states, of all sequences or of those in a mask (B,).
@@ -141,17 +142,17 @@ class Stepper:
         own, names = self._layer._reads()
         return [own.get(name) for name in names]
 
-    def _place_of(self, every: Sequence[Tensor]) -> tuple[Any, ...]:
+    def _bound_to(self, every: Sequence[Tensor]) -> tuple[Any, ...]:
         """What steps are bound to beside x: where parameters lie, settings, threads.
 
         On a GPU also the values of parameters, of which a graph may have read a copy.
         """
         layer, params = self._layer, every[1:]
         settings = layer.training, layer.dropout, layer.backend, torch.get_num_threads()
-        place = (*settings, *map(_address, params))
+        bound = (*settings, *map(_address, params))
         if not every[0].is_cuda:
-            return place
-        return (*place, *(0 if param.is_inference() else param._version for param in params))
+            return bound
+        return (*bound, *(0 if param.is_inference() else param._version for param in params))
 
     def _weight_to_follow(self, made_of: set[tuple[torch.dtype, torch.device]]) -> Tensor | None:
         """A tensor of the layer's dtype and device; None where it has those of the last step.
@@ -219,7 +220,7 @@ class Stepper:
         if not tensors.is_plain(*every):
             return
         if x_t.is_cuda:  # a capture costs milliseconds, too much for parameters that change
-            seen, self._seen = self._seen, (*self._place_of(every), *x_t.stride())
+            seen, self._seen = self._seen, (*self._bound_to(every), *x_t.stride())
             if seen != self._seen:
                 return
         batched = self._batch is not None
@@ -235,7 +236,7 @@ class Stepper:
                 return
             runs.append(run)
         self._guard, self._runs = CallGuard(every), runs
-        self._place = self._place_of(every)
+        self._bound = self._bound_to(every)
 
 
 def _computed_of(layer: "Layer") -> set[tuple[torch.dtype, torch.device]]:

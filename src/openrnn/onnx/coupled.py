@@ -38,9 +38,9 @@ def coupled(weights: Mapping[str, Any], reverse: bool, batch_first: bool) -> Lay
     )  # fmt: skip
     layer.load_state_dict(
         {
-            f"{name}_l0{suffix}": _rows(every[place], hidden)
+            f"{name}_l0{suffix}": _rows(every[index], hidden)
             for name, every in state.items()
-            for place, suffix in enumerate(("", "_reverse")[: len(w)])
+            for index, suffix in enumerate(("", "_reverse")[: len(w)])
         }
     )
     return layer

@@ -67,7 +67,7 @@ def node(
 
     Args:
         chains: the layer's tensors, forward before reverse.
-        first: the place of the first of them among all chains of the network.
+        first: the index of the first of them among all chains of the network.
     """
     from torch.onnx.ops import symbolic_multi_out
 
@@ -123,9 +123,9 @@ def _ordered(spec: Spec, form: _Form, rows: Tensor) -> Tensor:
     """The rows of all gates in ONNX's order."""
     hidden, made = spec.hidden_size, []
     for word in form.gates.split():
-        place = spec.gates.index(word.removeprefix("-"))
+        index = spec.gates.index(word.removeprefix("-"))
         # slices, which the exporter folds; it does not fold operators of several outputs
-        part = rows[place * hidden : (place + 1) * hidden]
+        part = rows[index * hidden : (index + 1) * hidden]
         made.append(-part if word.startswith("-") else part)
     return torch.cat(made) if len(made) > 1 else made[0]
 

@@ -23,7 +23,7 @@ def scan(
 
     Args:
         chains: the layer's tensors, forward before reverse.
-        first: the place of the first of them among all chains of the network.
+        first: the index of the first of them among all chains of the network.
 
     Raises:
         CellError: the cell holds a tensor.

@@ -169,10 +169,10 @@ def canonical_to_params(weights: Sequence[Tensor], biases: Sequence[Tensor], spe
     for name, tensors, wanted in zip(("weights", "biases"), (weights, biases), shapes):
         if len(tensors) != len(wanted):
             raise ValueError(f"needs {len(wanted)} {name}, got {len(tensors)}")
-        for place, (tensor, like) in enumerate(zip(tensors, wanted)):
+        for index, (tensor, like) in enumerate(zip(tensors, wanted)):
             if tensor.shape != like.shape:
                 raise ValueError(
-                    f"{name}[{place}] must have shape {tuple(like.shape)}, "
+                    f"{name}[{index}] must have shape {tuple(like.shape)}, "
                     f"got {tuple(tensor.shape)}"
                 )
     tensors = [*weights, *biases]

@@ -32,7 +32,12 @@ class OfChunk(Operation):
     chunk: Chunk
 
     @cached_property
-    def place(self) -> tuple[int, int, int]:
+    def loop_key(self) -> tuple[int, int]:
+        """Layer and direction: what operations of one loop share, whatever their chunks."""
+        return self.layer, self.direction
+
+    @cached_property
+    def chunk_key(self) -> tuple[int, int, int]:
         """Layer, direction and number of the chunk: what operations of one chunk share."""
         return self.layer, self.direction, self.chunk.number
 

@@ -72,11 +72,11 @@ def in_turn(
 ) -> tuple[Tensor, ...]:
     """The results of each member's call, stacked (V, ...)."""
     made = []
-    for place in range(size):
+    for index in range(size):
         made.append(
             run(
                 [
-                    tensor if tensor is None or dim is None else tensor.select(dim, place)
+                    tensor if tensor is None or dim is None else tensor.select(dim, index)
                     for tensor, dim in zip(tensors, dims)
                 ]
             )

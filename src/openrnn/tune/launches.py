@@ -46,7 +46,7 @@ def time_of(candidate: Candidate, delays: Sequence[int]) -> tuple[float, KernelC
     own = LAUNCHES if grid else 1  # each launch of a grid needs a flag buffer that is filled anew
     made = [arguments(cell, config, batch, getattr(torch, dtype)) for _ in range(own * loops)]
     flags = [held[1] for held, _ in made if grid]
-    calls = [[args.words() for _, args in made[place::own]] for place in range(own)]
+    calls = [[args.words() for _, args in made[index::own]] for index in range(own)]
 
     def times(tried: KernelConfig, replays: int = REPLAYS) -> list[float]:
         torch.cuda.synchronize()

@@ -95,7 +95,7 @@ def _shares(lines: Sequence[Line]) -> dict[Point, float]:
 
 
 def _halfway(size: int, sizes: Sequence[int]) -> tuple[int, int]:
-    place = sizes.index(size)
-    low = int(fmean(sizes[place - 1 : place + 1])) if place else size
-    high = int(fmean(sizes[place : place + 2])) if place + 1 < len(sizes) else size
+    index = sizes.index(size)
+    low = int(fmean(sizes[index - 1 : index + 1])) if index else size
+    high = int(fmean(sizes[index : index + 2])) if index + 1 < len(sizes) else size
     return low, high

@@ -162,12 +162,12 @@ def step_cycles(
     cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits
 ) -> float:
     """The model's time of one step of the whole batch, in cycles."""
-    clusters, places = -(-batch // config.rows), limits.expected_clusters(config.cluster)
-    shared = min(blocks_of_multiprocessor(cell, dtype, config, limits), -(-clusters // places))
+    clusters, resident = -(-batch // config.rows), limits.expected_clusters(config.cluster)
+    shared = min(blocks_of_multiprocessor(cell, dtype, config, limits), -(-clusters // resident))
     alone = cycles(cell, dtype, config)
     cost = _costs(config)
     many = config.kind == "forward" and config.tiles > 1 and batch >= _MANY_ROWS
     turn = _TURN_OF_MANY if many else cost.turn
     several = 1 + turn * (config.tiles_in_flight - 1)
     further = (shared - 1) * min(1.0, max(0.0, alone - _SPARE) / _FILLED)
-    return alone * several * (1 + further) * -(-clusters // (places * shared))
+    return alone * several * (1 + further) * -(-clusters // (resident * shared))

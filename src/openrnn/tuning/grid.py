@@ -53,14 +53,14 @@ _BACKWARD = _GridCosts(
 
 def _splits(units: int, limits: Limits) -> Iterator[tuple[int, int, int]]:
     """Blocks of a cluster, clusters that share R, and groups of each cluster."""
-    for cluster, places in limits.places:
+    for cluster, resident in limits.resident:
         if cluster not in POWERS_OF_TWO:  # others were not measured in grids
             continue
         found = set()
         for copies in (1, 2, 4):  # of R, that the device holds
-            if places // copies < 2:
+            if resident // copies < 2:
                 continue
-            groups = -(-units // 8 // (places // copies))
+            groups = -(-units // 8 // (resident // copies))
             clusters = -(-units // 8 // groups)
             if clusters > 1 and groups not in found:
                 found.add(groups)

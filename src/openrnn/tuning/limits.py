@@ -23,7 +23,7 @@ _SIZES = tuple(size for size, _ in _H200)
 POWERS_OF_TWO = (1, 2, 4, 8, 16)  # the sizes that are planned where no others were measured
 # All clusters of a grid must be resident, so grids need this count. It was made on H200s; devices
 # of 10.0 and 10.3 are assumed to hold as many.
-_PLACES = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
+_RESIDENT = {(8, 0): ((1, 108),), (9, 0): _H200, (10, 0): _H200, (10, 3): _H200}
 
 
 @dataclass(frozen=True)
@@ -33,40 +33,40 @@ class Limits:
     Args:
         shared: bytes of shared memory of a block.
         cluster: blocks of the largest cluster.
-        places: blocks of a cluster, and how many such clusters a grid may have.
+        resident: blocks of a cluster, and how many such clusters a grid may have.
         wgmma: four warps may multiply as one warpgroup.
     """
 
     shared: int
     cluster: int
-    places: tuple[tuple[int, int], ...]
+    resident: tuple[tuple[int, int], ...]
     wgmma: bool
 
     @classmethod
     def of(cls, capability: tuple[int, int], processors: int | None = None) -> "Limits":
         """`processors`: multiprocessors of the device, where it is known; a MIG slice has fewer."""
-        shared, places = _SHARED.get(capability, 99), _PLACES.get(capability, ())
-        if processors is not None and places:
-            whole = places[0][1]
-            places = tuple((size, count * processors // whole) for size, count in places)
+        shared, resident = _SHARED.get(capability, 99), _RESIDENT.get(capability, ())
+        if processors is not None and resident:
+            whole = resident[0][1]
+            resident = tuple((size, count * processors // whole) for size, count in resident)
         cluster = _CLUSTER.get(capability[0], 1)
-        return cls(shared * 1024, cluster, places, capability == (9, 0))
+        return cls(shared * 1024, cluster, resident, capability == (9, 0))
 
     def clusters(self, size: int) -> int:
         """How many clusters of so many blocks the device holds at once; 0 where it is not known."""
-        return dict(self.places).get(size, 0)
+        return dict(self.resident).get(size, 0)
 
     def expected_clusters(self, size: int) -> int:
         """The same for models of kernels that need not be resident; at least 1.
 
         Where it is not known, an H200's.
         """
-        return max(1, dict(self.places or _H200)[size])
+        return max(1, dict(self.resident or _H200)[size])
 
     @property
     def has_h200_clusters(self) -> bool:
         """Whether this is a whole device of 9.0 with as many multiprocessors as an H200."""
-        return self.wgmma and self.places == _H200
+        return self.wgmma and self.resident == _H200
 
     def splits(self, units: int) -> Iterator[tuple[int, int]]:
         """Blocks of a cluster that holds all of R, and the most groups that one of them owns."""

@@ -156,7 +156,7 @@ def best_edges(
     ratio = idle * loop / products
     most, found = costs.saving, []
     for number in range(2, MOST_CHUNKS + 1):
-        ends = [*accumulate(ratio**place for place in range(number))]
+        ends = [*accumulate(ratio**index for index in range(number))]
         inner = (ceil(steps * end / ends[-1]) for end in ends[:-1])
         tried = [0, *inner, steps]
         if any(begin >= end for begin, end in pairwise(tried)):

@@ -59,9 +59,9 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     times = plan.step_times(asked, loops)
     if times is None:
         return None
-    places = limits.clusters(config.cluster)
+    resident = limits.clusters(config.cluster)
     # the part of the device that a loop takes; all of it where it is not known how many fit
-    share = plan.clusters_of(config, batch) / places if places else 1.0
+    share = plan.clusters_of(config, batch) / resident if resident else 1.0
     product, after = stack.products_us(steps, batch)
     loop = steps * times.several
     alone = GRID_PRODUCTS * product if loops > 1 else product

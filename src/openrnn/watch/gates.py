@@ -92,13 +92,13 @@ def preactivations(
     anew = layer._reset_states(reset_state, batch, batched)
     inside = _inside(x, lengths)
     for chain in range(spec.chains):
-        place, turned = divmod(chain, spec.directions)
+        layer_index, turned = divmod(chain, spec.directions)
         backward = spec.reverse or bool(turned)
-        suffix = f"_l{place}{'_reverse' if turned else ''}"
+        suffix = f"_l{layer_index}{'_reverse' if turned else ''}"
         w_ih, b_ih = (weights.get(f"{kind}_ih{suffix}") for kind in ("weight", "bias"))
         w_hh, b_hh = weights[f"weight_hh{suffix}"], weights.get(f"bias_hh{suffix}")
-        below = h[spec.directions * (place - 1) : spec.directions * place]
-        source = x if place == 0 else torch.cat(list(below), dim=-1)
+        below = h[spec.directions * (layer_index - 1) : spec.directions * layer_index]
+        source = x if layer_index == 0 else torch.cat(list(below), dim=-1)
         before = _before(
             h[chain],
             None if start is None else start[0][chain],  # of h, which is emitted
@@ -113,7 +113,7 @@ def preactivations(
             left = linear(source, w_ih, b_ih)
         total = (left + linear(before, w_hh, b_hh))[inside]
         for gate, values in zip(spec.gates, total.chunk(len(spec.gates), -1)):
-            yield Gate(place, bool(turned), gate, values)
+            yield Gate(layer_index, bool(turned), gate, values)
 
 
 def _inside(x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -157,6 +157,6 @@ class Cpu(Backend):
         groups = found.states, found.params, found.reset_states
         gradients = Gradients(
             backward.gradient(found.x, made),
-            *([backward.gradient(place, made) for place in group] for group in groups),
+            *([backward.gradient(one, made) for one in group] for group in groups),
         )
         return tensors.returned(gradients, given)

@@ -31,7 +31,7 @@ class IncomingGradients(NamedTuple):
 class View(NamedTuple):
     """A gradient that is part of a tensor: the arguments of `as_strided`."""
 
-    place: int  # of that tensor among those that a run makes
+    tensor: int  # its index among those that a run makes
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
@@ -93,18 +93,18 @@ class BackwardBuilder(ProgramBuilder):
             # the loops write nothing past the end of a sequence
             shape = self.steps, self.batch, spec.input_size
             dx = self.make("dx", shape, zeros=problem.lengths)
-            self.d_x = self.place_of(dx)
+            self.d_x = self.index_of(dx)
         self.d_states = self._zeros("d_state", needs.states)
         self.d_reset_states = self._zeros("d_reset_state", needs.reset_states)
         self.d_params: list[GradientLocation] = [None] * len(needs.params)
 
     def _zeros(self, name: str, wanted: tuple[bool, ...]) -> list[GradientLocation]:
         """Gradients of states, which the loops add to."""
-        places: list[GradientLocation] = []
+        found: list[GradientLocation] = []
         for k, (shape, want) in enumerate(zip(state_shapes(self.problem, self.batch), wanted)):
-            place = self.place_of(self.make((name, k), shape, zeros=True)) if want else None
-            places.append(place)
-        return places
+            index = self.index_of(self.make((name, k), shape, zeros=True)) if want else None
+            found.append(index)
+        return found
 
     def begin_layer(self, operation: BeginLayer) -> None:
         """The gradient of what the layer above read becomes that of what this one wrote."""
@@ -119,7 +119,7 @@ class BackwardBuilder(ProgramBuilder):
             self._dx = self.rows(self._between[(layer - 1) % 2], width)
             if self.problem.lengths:
                 size = self.steps * self.batch * width * self.size
-                self.operations.append(Clear(self._dx.at, size, self.places))
+                self.operations.append(Clear(self._dx.at, size, self.slot_indices))
         elif self.needs.x:
             self._dx = self.rows(SlotRef("dx"), spec.input_size)
 
@@ -200,7 +200,7 @@ class BackwardBuilder(ProgramBuilder):
         from openrnn.kernels.cpu import matrices
 
         layout, params = layer.layout, self.needs.params
-        wanted = [place is not None and params[place] for place in layer.places]
+        wanted = [index is not None and params[index] for index in layer.param_indices]
         found = matrices.gradients(layout, teams, wanted, self.key.threads)
         size = sum(layout.sums)
         self._sums, self._separate_gradients = None, []
@@ -225,22 +225,22 @@ class BackwardBuilder(ProgramBuilder):
 
         layer, sums = self.kernels(operation), self._sums
         collect = matrices.kernel("collect", layer.layout.dtype)
-        for k, (place, gradient) in enumerate(zip(layer.places, self._gradients)):
-            if place is None or gradient is None or sums is None:
+        for k, (index, gradient) in enumerate(zip(layer.param_indices, self._gradients)):
+            if index is None or gradient is None or sums is None:
                 continue
             if k < len(self._separate_gradients):
-                self.d_params[place] = self.place_of(self._separate_gradients[k])
+                self.d_params[index] = self.index_of(self._separate_gradients[k])
                 continue
             if gradient.bare:
-                made, offset = self.place_of(sums), gradient.offset + sums.offset // self.size
+                made, offset = self.index_of(sums), gradient.offset + sums.offset // self.size
                 strides = (*gradient.shape[1:], 1)
-                self.d_params[place] = View(made, gradient.shape, strides, offset)
+                self.d_params[index] = View(made, gradient.shape, strides, offset)
                 continue
-            out = self.make(("d_param", place), gradient.shape)
-            self.d_params[place] = self.place_of(out)
+            out = self.make(("d_param", index), gradient.shape)
+            self.d_params[index] = self.index_of(out)
             at = sums._replace(offset=sums.offset + gradient.offset * self.size)
             given = {"sums": at, "out": out}
-            run = Launch(collect, gradient.args, gradient.args.tasks, given, self.places)
+            run = Launch(collect, gradient.args, gradient.args.tasks, given, self.slot_indices)
             self.operations.append(run)
         self.workspace.free(self._mark)
 
@@ -263,12 +263,14 @@ def values(y: Tensor, reserve: list[Tensor], grads: Cotangents) -> list[int]:
     return [*found, *(grad.data_ptr() for grad in every if grad is not None)]
 
 
-def gradient(place: GradientLocation, made: list[Tensor]) -> Tensor | None:
+def gradient(location: GradientLocation, made: list[Tensor]) -> Tensor | None:
     """A gradient among the tensors that a run made; None where it is not wanted."""
-    if isinstance(place, View):
-        whole = made[place.place]
-        return whole.as_strided(place.shape, place.strides, whole.storage_offset() + place.offset)
-    return None if place is None else made[place]
+    if isinstance(location, View):
+        whole = made[location.tensor]
+        return whole.as_strided(
+            location.shape, location.strides, whole.storage_offset() + location.offset
+        )
+    return None if location is None else made[location]
 
 
 @memo(PROGRAMS)

@@ -60,10 +60,10 @@ class Baked(ForwardBuilder):
 
     def constant(self, tensor: Tensor) -> SlotRef:
         """Adds a tensor to the data."""
-        place = len(self.data)
+        index = len(self.data)
         content = tensor.numpy().tobytes()
         self.data += content + bytes(-len(content) % LINE)
-        return SlotRef(CONSTANTS, place)
+        return SlotRef(CONSTANTS, index)
 
     def pack_matrix(
         self, kernel: str, layer: LayerKernels, weight: SlotRef | None, shape: tuple[int, int, int],
@@ -102,7 +102,7 @@ class Baked(ForwardBuilder):
         given: dict[str, SlotRef | Sequence[SlotRef | None]],
     ) -> None:
         given["scratch"] = self.workspace.take(plan.scratch)
-        found = [(place, self._baked(value)) for place, value in placed(args, given)]
+        found = [(index, self._baked(value)) for index, value in placed(args, given)]
         args.row_function = 0  # an address in this process
         self.loops.append(Loop(args, found))
 

@@ -36,11 +36,11 @@ class Call16Bit:
         self._wide = ProgramCall(wide, output_shapes, cache)
         large = {} if cache is None else dict(enumerate(call.params, 1))
         self._kept = {
-            place: CachedFloat32Parameter(place, param)
-            for place, param in large.items()
+            index: CachedFloat32Parameter(index, param)
+            for index, param in large.items()
             if param.numel() >= MIN_ARENA_ELEMENTS
             and param.nbytes % 4 == 0
-            and place not in in_place
+            and index not in in_place
         }
         self._conversions = _conversions(call, {*in_place, *self._kept})
 
@@ -60,8 +60,8 @@ class Call16Bit:
         """What a call returns, in float32; None where there are other threads, or no memory."""
         given = list(every)
         if self._cache is not None:
-            for place, kept in self._kept.items():
-                given[place] = kept.read(every[place], self._cache)
+            for index, kept in self._kept.items():
+                given[index] = kept.read(every[index], self._cache)
         return self._wide(_converted(self._conversions, given))
 
 
@@ -87,17 +87,17 @@ class CachedFloat32Parameter(CachedByDigest):
     """A parameter in float32, which calls of a module keep until its elements change.
 
     Args:
-        place: its number among the tensors of a call.
+        index: among the tensors of a call.
     """
 
-    def __init__(self, place: int, param: Tensor) -> None:
+    def __init__(self, index: int, param: Tensor) -> None:
         from openrnn.kernels.cpu import matrices
 
         words = param.nbytes // 4  # of 32 bits, as a digest reads it
         args = matrices.digest_args(words, "float32", launch.threads())
         given = {"matrix": SlotRef("matrix"), "out": SlotRef(OUT)}
         digest = Launch(matrices.digest(), args, args.tasks, given, {"matrix": 0, OUT: 1})
-        super().__init__(("wide", place, param.dtype), digest, args.parts * DIGEST_WORDS)
+        super().__init__(("wide", index, param.dtype), digest, args.parts * DIGEST_WORDS)
 
     def read(self, param: Tensor, cache: ModuleCache) -> Tensor:
         """The parameter in float32."""
@@ -172,8 +172,8 @@ class GradCall16Bit:
         if found is None:
             program = self._wide.program_of(grads, needs).program
             found = self._by_gradients[key] = [
-                how if self._wide.reads(program, place) else _as_it_is
-                for place, how in enumerate(self._backward_conversions)
+                how if self._wide.reads(program, index) else _as_it_is
+                for index, how in enumerate(self._backward_conversions)
             ]
         return found
 
@@ -183,14 +183,14 @@ def _in_place(call: Call, reads: Callable[[Problem, int, int], bool]) -> frozens
     steps, batch, _ = call.x.shape
     if not reads(call.problem, steps, batch):
         return frozenset()
-    return frozenset(1 + place for place in gate_matrices(call.problem.spec))  # x is the first
+    return frozenset(1 + index for index in gate_matrices(call.problem.spec))  # x is the first
 
 
 def _conversions(call: Call, but: Collection[int]) -> list[Convert]:
     """How each tensor of a call becomes float32; masks, and those at some places, stay."""
     masks = [mask for mask in (call.lengths, call.reset, call.seed) if mask is not None]
     given = [call.x, *call.params, *call.states]
-    found = [_as_it_is if place in but else _conversion(one) for place, one in enumerate(given)]
+    found = [_as_it_is if index in but else _conversion(one) for index, one in enumerate(given)]
     return [*found, *[_as_it_is for _ in masks]]
 
 

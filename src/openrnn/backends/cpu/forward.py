@@ -117,9 +117,9 @@ class ForwardBuilder(ProgramBuilder):
         from openrnn.kernels.cpu import matrices
 
         args.packed, args.product = 0, matrices.int8_product().address
-        for name, place in zip(("scales_ih", "scales_hh"), layer.places):
-            if place is not None:
-                given[name] = SlotRef(("scales", place))
+        for name, index in zip(("scales_ih", "scales_hh"), layer.param_indices):
+            if index is not None:
+                given[name] = SlotRef(("scales", index))
         args.rounded_bytes = layer.layout.int8_memory
         self.take_rounded(args, given, plan.tasks)
 

@@ -26,7 +26,9 @@ class LayerKernels(NamedTuple):
     chain: int
     cell: "Traced"
     layout: "Layout"
-    places: tuple[int | None, ...]  # of w_ih, w_hh, b_ih, b_hh, w_hr, unit vectors in the params
+    param_indices: tuple[
+        int | None, ...
+    ]  # of w_ih, w_hh, b_ih, b_hh, w_hr, unit vectors in the params
 
 
 @memo(4096)

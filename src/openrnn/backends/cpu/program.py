@@ -71,7 +71,7 @@ class Launch:
     Args:
         args: its arguments, but for those of `given`.
         given: by field those that a run gives; of an array field a sequence, None for 0.
-        places: of each slot, among the values of a run.
+        indices: of each slot, among the values of a run.
         barriers: bytes of zeros that its barriers need.
     """
 
@@ -81,10 +81,10 @@ class Launch:
         args: "Args",
         tasks: int,
         given: Mapping[str, SlotRef | Sequence[SlotRef | None]],
-        places: Mapping[Slot, int],
+        indices: Mapping[Slot, int],
         barriers: int = 0,
     ) -> None:
-        words = [(place, places[slot], offset) for place, (slot, offset) in placed(args, given)]
+        words = [(index, indices[slot], offset) for index, (slot, offset) in placed(args, given)]
         self._kernel, self._tasks, self._given = kernel, tasks, tuple(words)
         self.is_alone = tasks == 1 and not barriers
         self._alone = launch.Alone(kernel, bytes(args), words) if self.is_alone else None
@@ -92,7 +92,7 @@ class Launch:
         self._template = bytes(args)
         self._barriers: Any = ctypes.c_char * (barriers + LINE) if barriers else None
         self._barriers_at = args.place("barriers") if barriers else 0
-        self.slots = frozenset(place for _, place, _ in words)  # places of those of a run's values
+        self.slots = frozenset(index for _, index, _ in words)  # indices of those of a run's values
 
     def run(self, values: Sequence[int]) -> None:
         """Runs it and waits; several threads may do so at a time."""
@@ -100,8 +100,8 @@ class Launch:
             self._alone.run(values)
             return
         words = self._words.from_buffer_copy(self._template)
-        for place, slot, offset in self._given:
-            words[place] = values[slot] + offset
+        for index, slot, offset in self._given:
+            words[index] = values[slot] + offset
         if self._barriers is not None:
             barriers = self._barriers()
             words[self._barriers_at] = _whole_lines(ctypes.addressof(barriers))
@@ -109,7 +109,7 @@ class Launch:
 
     def task(self, values: int) -> launch.Task:
         """Itself, if `is_alone`, for runs of so many values."""
-        words = [(place, slot % values, offset) for place, slot, offset in self._given]
+        words = [(index, slot % values, offset) for index, slot, offset in self._given]
         return launch.Task(self._kernel, self._template, words)
 
     def bound(self, values: Sequence[int], free: int) -> Run:
@@ -122,17 +122,17 @@ class Launch:
             self._tasks,
             self._words.from_buffer_copy(self._template),
         )
-        for place, slot, offset in self._given:
-            words[place] = values[slot] + offset
-        holes = [(place, offset) for place, slot, offset in self._given if slot == free]
+        for index, slot, offset in self._given:
+            words[index] = values[slot] + offset
+        holes = [(index, offset) for index, slot, offset in self._given if slot == free]
         barriers = (ctypes.c_char * 0)() if self._barriers is None else self._barriers()
         size = ctypes.sizeof(barriers)
         if size:
             words[self._barriers_at] = _whole_lines(ctypes.addressof(barriers))
 
         def run(value: int) -> None:
-            for place, offset in holes:
-                words[place] = value + offset
+            for index, offset in holes:
+                words[index] = value + offset
             if size:
                 ctypes.memset(barriers, 0, size)
             launch.run(kernel, words, tasks)
@@ -156,8 +156,8 @@ class _Fixed:
 class Clear(_Fixed):
     """Writes zeros into `size` bytes."""
 
-    def __init__(self, target: SlotRef, size: int, places: Mapping[Slot, int]) -> None:
-        self._slot, self._offset, self._size = places[target.slot], target.offset, size
+    def __init__(self, target: SlotRef, size: int, indices: Mapping[Slot, int]) -> None:
+        self._slot, self._offset, self._size = indices[target.slot], target.offset, size
         self.slots = frozenset([self._slot])
 
     def run(self, values: Sequence[int]) -> None:
@@ -169,10 +169,10 @@ class Copy(_Fixed):
     """Copies `size` bytes."""
 
     def __init__(
-        self, target: SlotRef, source: SlotRef, size: int, places: Mapping[Slot, int]
+        self, target: SlotRef, source: SlotRef, size: int, indices: Mapping[Slot, int]
     ) -> None:
-        self._target, self._target_offset = places[target.slot], target.offset
-        self._source, self._source_offset = places[source.slot], source.offset
+        self._target, self._target_offset = indices[target.slot], target.offset
+        self._source, self._source_offset = indices[source.slot], source.offset
         self._size = size
         self.slots = frozenset([self._target, self._source])
 
@@ -257,9 +257,9 @@ class Program:
         self._makers = tuple(one.maker for one in self.made)
         self._results, self._scratch = self._makers[:-1], self.made[-1].template.nbytes
 
-    def reads(self, place: int) -> bool:
+    def reads(self, index: int) -> bool:
         """Whether it uses the value of a run at this place; not for programs with kept panels."""
-        return any(place in operation.slots for operation in self.operations)
+        return any(index in operation.slots for operation in self.operations)
 
     def lent(self, count: int, least: int, take: Callable[[Tensor], Tensor]) -> "Program":
         """The program with other memory for the first tensors that it makes, but not for zeros.
@@ -269,11 +269,11 @@ class Program:
                 shape.
         """
         made = list(self.made)
-        for place, one in enumerate(made[:count]):
+        for index, one in enumerate(made[:count]):
             # what is of 16 bits goes to the caller as it is
             large = one.template.dtype == torch.float32 and one.template.numel() >= least
             if one.like is torch.empty_like and large:
-                made[place] = one._replace(like=take)
+                made[index] = one._replace(like=take)
         return Program(self.operations, made, self.kept)
 
     def run(self, values: list[int], cache: "ModuleCache | None" = None) -> list[Tensor]:
@@ -325,7 +325,7 @@ class BoundProgram:
     """A program whose values are fixed but for one; one thread at a time may run it.
 
     Args:
-        values: of the slots that a run gives; free: the place of the one that each run gives.
+        values: of the slots that a run gives; free: the index of the one that each run gives.
         results: stand for the tensors that a run makes; the workspace is made here, once.
     """
 

@@ -111,9 +111,9 @@ class ProgramBuilder:
         self.steps, self.batch = key.steps, key.batch
         self.dtype = compute_dtype(problem.dtype)
         self.size = self.dtype.itemsize
-        self.places: dict[Slot, int] = {slot: place for place, slot in enumerate(given)}
+        self.slot_indices: dict[Slot, int] = {slot: index for index, slot in enumerate(given)}
         self._given = len(given)
-        self.places[WORKSPACE] = -1
+        self.slot_indices[WORKSPACE] = -1
         self.workspace = Workspace()
         self.made: list[TensorFactory] = []
         self.operations: list[Launch | Clear | Copy] = []
@@ -134,7 +134,7 @@ class ProgramBuilder:
 
         dtype: None for the one that the kernels compute in.
         """
-        self.places[slot] = self._given + len(self.made)
+        self.slot_indices[slot] = self._given + len(self.made)
         self.made.append(self._made(shape, zeros, dtype))
         return SlotRef(slot)
 
@@ -144,9 +144,9 @@ class ProgramBuilder:
         like = torch.zeros_like if zeros else torch.empty_like
         return TensorFactory(like, template(shape, dtype or self.dtype, CPU))
 
-    def place_of(self, made: SlotRef) -> int:
-        """The place of a tensor among those that a run makes."""
-        return self.places[made.slot] - self._given
+    def index_of(self, made: SlotRef) -> int:
+        """The index of a tensor among those that a run makes."""
+        return self.slot_indices[made.slot] - self._given
 
     def program(self) -> Program:
         """What was written down."""
@@ -161,12 +161,14 @@ class ProgramBuilder:
 
     def weights(self, layer: LayerKernels) -> list[SlotRef | None]:
         """w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors; None where one is absent."""
-        return [None if place is None else SlotRef(("param", place)) for place in layer.places]
+        return [
+            None if index is None else SlotRef(("param", index)) for index in layer.param_indices
+        ]
 
     def plan(self, layer: LayerKernels, operation: Loop, purpose: str) -> "LoopPlan":
         """How a loop runs; for `purpose` see `kernels.cpu.plan`."""
         problem, x_gate = self.problem, None
-        if layer.places[0] is None:
+        if layer.param_indices[0] is None:
             x_gate = self.spec.hidden_size if self.spec.input_mode == "gates" else 0
         return loop_plan(
             layer.layout, purpose, self.steps, self.batch, self.key.threads,
@@ -217,20 +219,20 @@ class ProgramBuilder:
         dtype, threads = layer.layout.dtype, self.key.threads
         size = matrices.panel_elements(kernel, dtype, gates, padded, columns)
         args = matrices.pack_args(gates, rows, padded, columns, threads)
-        run, places = matrices.kernel(kernel, dtype), self.places
+        run, indices = matrices.kernel(kernel, dtype), self.slot_indices
         if self.problem.grad:
             out = self.workspace.take(size * self.size)
             given = {"matrix": weight, "out": out}
-            self.operations.append(Launch(run, args, args.tasks, given, places))
+            self.operations.append(Launch(run, args, args.tasks, given, indices))
             return out
-        places, given = {**places, OUT: -1}, {"matrix": weight, "out": SlotRef(OUT)}
-        pack = Launch(run, args, args.tasks, given, places)
+        indices, given = {**indices, OUT: -1}, {"matrix": weight, "out": SlotRef(OUT)}
+        pack = Launch(run, args, args.tasks, given, indices)
         of = matrices.digest_args(gates * rows * columns, dtype, threads)
-        digest = Launch(matrices.digest(), of, of.tasks, given, places)
+        digest = Launch(matrices.digest(), of, of.tasks, given, indices)
         key, words = (weight, kernel, dtype, *shape, columns), of.parts * DIGEST_WORDS
         self.kept.append(CachedPanels(key, digest, words, pack, self._made((size,))))
         slot = "panels", len(self.kept)
-        self.places[slot] = -1 - len(self.kept)
+        self.slot_indices[slot] = -1 - len(self.kept)
         return SlotRef(slot)
 
     def unit_vectors(
@@ -241,11 +243,11 @@ class ProgramBuilder:
         if not vectors:
             return None
         out = self.workspace.take(len(vectors) * padded)
-        self.operations.append(Clear(out, len(vectors) * padded, self.places))
+        self.operations.append(Clear(out, len(vectors) * padded, self.slot_indices))
         for k, vector in enumerate(vectors):
             if vector is not None:
                 target = out._replace(offset=out.offset + k * padded)
-                self.operations.append(Copy(target, vector, units, self.places))
+                self.operations.append(Copy(target, vector, units, self.slot_indices))
         return out
 
     def shared(
@@ -264,7 +266,7 @@ class ProgramBuilder:
         self.set_rows(args, given, "x", x)
         self.set_rows(args, given, "y", self.of_direction(operation, y))
         given |= {name: weight for name, weight in zip(WEIGHTS, weights) if weight is not None}
-        given |= {SAVED[place]: at for place, at in zip(layer.layout.saved_places, saved)}
+        given |= {SAVED[index]: at for index, at in zip(layer.layout.saved_indices, saved)}
         if problem.lengths:
             given |= {"lengths": SlotRef("lengths"), "order": SlotRef("order")}
         if problem.reset:
@@ -310,7 +312,9 @@ class ProgramBuilder:
     ) -> None:
         """A loop, with scratch memory of its own."""
         given["scratch"] = self.workspace.take(plan.scratch)
-        self.operations.append(Launch(loop, args, plan.tasks, given, self.places, plan.barriers))
+        self.operations.append(
+            Launch(loop, args, plan.tasks, given, self.slot_indices, plan.barriers)
+        )
 
 
 def values(call: Call, order: Tensor | None) -> list[int]:

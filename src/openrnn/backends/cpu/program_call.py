@@ -30,8 +30,8 @@ class ProgramCall:
     def shaped(self, program: Program, shapes: dict[int, tuple[int, ...]]) -> Program:
         """The program with other shapes for some of the tensors that it makes, by place."""
         made = list(program.made)
-        for place, shape in shapes.items():
-            made[place] = made[place].shaped(shape)
+        for index, shape in shapes.items():
+            made[index] = made[index].shaped(shape)
         return Program(program.operations, made, program.kept)
 
     def __call__(self, every: Sequence[Tensor]) -> list[Tensor] | None:
@@ -84,8 +84,8 @@ class ProgramGradCall(ProgramCall):
             values += [self._rows, self._rows // self.key.batch, dy.data_ptr()]
         values += [grad.data_ptr() for grad in d_finals if grad is not None]
         made = known.program.run(values)
-        places = (known.x, *known.params, *known.states)
-        return [backwards.gradient(place, made) for place in places]
+        locations = (known.x, *known.params, *known.states)
+        return [backwards.gradient(one, made) for one in locations]
 
     def program_of(
         self, grads: Sequence[Tensor | None], needs: tuple[bool, ...]
@@ -97,9 +97,9 @@ class ProgramGradCall(ProgramCall):
             known = self._known[key] = self._backward(needs, key[1:])
         return known
 
-    def reads(self, program: Program, place: int) -> bool:
+    def reads(self, program: Program, index: int) -> bool:
         """Whether a program reads the tensor of a call at this place."""
-        return program.reads(len(self.strides) + place)
+        return program.reads(len(self.strides) + index)
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
         last = len(self._input_shapes) + self._params  # then come masks
@@ -107,6 +107,6 @@ class ProgramGradCall(ProgramCall):
         asked = Needs(needs[0], states, params, ())
         finals = given[1:] if any(given[1:]) else ()
         made = backwards.program(self.key, backwards.IncomingGradients(given[0], finals, ()), asked)
-        places = dict(zip((made.x, *made.states), self._input_shapes))
-        shapes = {place: shape for place, shape in places.items() if isinstance(place, int)}
+        shapes_of = dict(zip((made.x, *made.states), self._input_shapes))
+        shapes = {index: shape for index, shape in shapes_of.items() if isinstance(index, int)}
         return made._replace(program=self.shaped(made.program, shapes))

@@ -41,7 +41,7 @@ def partly(problem: Problem, steps: int, batch: int) -> bool:
 
 def by_layer(spec: Spec, count: int) -> Saved:
     """The slots of a reserve of so many tensors, sorted; they are ("saved", place)."""
-    every = [SlotRef(("saved", place)) for place in range(count)]
+    every = [SlotRef(("saved", index)) for index in range(count)]
     each = (count - spec.num_layers + 1) // spec.chains  # tensors of one direction
     width = spec.directions * each + 1  # of a layer, its output the last
     activations: list[list[SlotRef]] = []

@@ -30,7 +30,7 @@ def readable(call: Call, dtype: torch.dtype, in_place: bool = False) -> Call:
 
     def plain(tensors: list[Tensor], kept: Mapping[int, torch.dtype]) -> list[Tensor]:
         return [
-            tensor.to(kept.get(place, dtype)).contiguous() for place, tensor in enumerate(tensors)
+            tensor.to(kept.get(index, dtype)).contiguous() for index, tensor in enumerate(tensors)
         ]
 
     x = call.x if call.x.dtype is dtype else call.x.to(dtype)
@@ -56,7 +56,7 @@ def _is_ready(call: Call, kinds: Collection[torch.dtype]) -> bool:
 def gate_matrices(spec: Spec) -> frozenset[int]:
     """The places of W_ih and W_hh of all layers among the parameters."""
     slots = enumerate(module_slots(spec))
-    return frozenset(place for place, slot in slots if slot.is_gate_matrix)
+    return frozenset(index for index, slot in slots if slot.is_gate_matrix)
 
 
 def is_readable(call: Call) -> bool:

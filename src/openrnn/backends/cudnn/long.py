@@ -30,7 +30,7 @@ class SingleChain(NamedTuple):
     problem: Problem
     layer: int
     reverse: bool
-    places: tuple[int, ...]  # of its tensors among those of the call
+    param_indices: tuple[int, ...]  # of its tensors among those of the call
 
 
 @memo(256)
@@ -42,7 +42,7 @@ def _chains(problem: Problem) -> tuple[SingleChain, ...]:
             input_size=spec.layer_input(layer), num_layers=1, bidirectional=False, dropout=0.0,
             input_mode=spec.input_mode if layer == 0 else "linear",
         )  # fmt: skip
-        kept = tuple(place for place in row if place is not None)
+        kept = tuple(index for index in row if index is not None)
         alone = replace(problem, spec=one, training=False)
         made.append(SingleChain(alone, layer, direction == 1, kept))
     return tuple(made)
@@ -94,7 +94,7 @@ def _plan(
     """The plan of one chunk, size and address of the weight space, and what keeps that alive."""
     spec = chain.problem.spec
     handle = current(x.device.index)
-    own = [call.params[place] for place in chain.places]
+    own = [call.params[index] for index in chain.param_indices]
     # chunk after chunk reads the same copy; the first chunk of a forward makes it
     address, alive = weights.flat(spec, own, handle.stream, anew)
     algorithm = algorithms.choose(chain.problem, x, short)
@@ -183,8 +183,8 @@ def _backward_chain(
     """dx and the gradients of the first states of one chain; adds to `space`."""
     width = 1 + len(d_ends)
     dxs: list[Tensor] = []
-    for place, (begin, count) in reversed(list(enumerate(_chunks(x.shape[0])))):
-        reserve, *states = kept[place * width : (place + 1) * width]
+    for index, (begin, count) in reversed(list(enumerate(_chunks(x.shape[0])))):
+        reserve, *states = kept[index * width : (index + 1) * width]
         here = slice(begin, begin + count)
         ends = _within(lengths, begin, count)
         plan, own, alive = _plan(call, chain, x[here], lengths is not None, ends, False)
@@ -231,7 +231,7 @@ def backward(
             own = [x, outputs[layer][..., part], dy[..., part]]
             if chain.reverse:
                 own = [_turned(tensor, lengths) for tensor in own]
-            wanted = [needs.params[place] for place in chain.places]
+            wanted = [needs.params[index] for index in chain.param_indices]
             space = weights.gradients(chain.problem.spec, call.x) if any(wanted) else None
             ends = [None if end is None else end[number : number + 1] for end in grads.finals]
             dx, begins = _backward_chain(
@@ -244,8 +244,8 @@ def backward(
                     target[number] = begin[0]
             if space is not None:
                 parts = weights.split(chain.problem.spec, space, wanted)
-                for place, grad in zip(chain.places, parts):
-                    d_params[place] = grad
+                for index, grad in zip(chain.param_indices, parts):
+                    d_params[index] = grad
         if total is None:
             raise ValueError("a network has at least one direction")
         dy = _dropped(call, layer - 1, total) if layer else total

@@ -76,9 +76,9 @@ def _seen(made: Tensor, layout: int) -> Tensor:
     return made.transpose(0, 1) if layout == BATCH_MAJOR else made
 
 
-def _at(tensors: Sequence[Tensor | None], place: int) -> int | None:
+def _at(tensors: Sequence[Tensor | None], index: int) -> int | None:
     """The address of one of the tensors, or NULL where it or the sequence is missing."""
-    tensor = tensors[place] if place < len(tensors) else None
+    tensor = tensors[index] if index < len(tensors) else None
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -249,8 +249,8 @@ def forward(
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
         finals = [
-            torch.where(empty, states[place] if states else 0, final)
-            for place, final in enumerate(finals)
+            torch.where(empty, states[index] if states else 0, final)
+            for index, final in enumerate(finals)
         ]
     return _seen(y, layout), finals, reserve
 
@@ -295,8 +295,8 @@ def backward(
     plan.run(*calls)
     if lengths is not None and lengths.zeros:
         empty = (lengths.device == 0)[:, None]
-        for place, grad in enumerate(d_states):
+        for index, grad in enumerate(d_states):
             if grad is not None:
-                end = d_finals[place]
-                d_states[place] = torch.where(empty, 0 if end is None else end, grad)
+                end = d_finals[index]
+                d_states[index] = torch.where(empty, 0 if end is None else end, grad)
     return _seen(dx, layout), d_states

@@ -71,9 +71,9 @@ def answer(
 
 def _plan(spec: Spec, x: Tensor, algorithm: str, grad: bool, build: bool = True) -> run.CallPlan:
     handle = current(x.device.index)
-    place = (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" and build else None
+    build_for = (x.device.index, x.shape[1]) if algorithm == "persist_dynamic" and build else None
     math = run.math_of(x.dtype, precision_of(spec, x.dtype, "cuda"))
-    kind = Kind(spec, x.dtype, math, algorithm, False, build=place)
+    kind = Kind(spec, x.dtype, math, algorithm, False, build=build_for)
     return run.CallPlan(handle, kind, TIME_MAJOR, x.shape[0], x.shape[1], training=grad)
 
 

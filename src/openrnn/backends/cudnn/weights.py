@@ -16,8 +16,8 @@ ALIGNED = 16  # bytes: the widest a kernel reads at once
 @memo(1024)
 def _order(spec: Spec) -> tuple[int, ...]:
     """For each slot of the flat buffer its place among the tensors of a call."""
-    places = {slot.name: place for place, slot in enumerate(module_slots(spec))}
-    return tuple(places[slot.name] for slot in slots(spec))
+    indices = {slot.name: index for index, slot in enumerate(module_slots(spec))}
+    return tuple(indices[slot.name] for slot in slots(spec))
 
 
 class _Packed:
@@ -60,7 +60,7 @@ def flat(
         if found is not None and found.holds(tensors):
             return found.flat.data_ptr(), found.flat
     with torch.no_grad():
-        packed = torch.cat([tensors[place].reshape(-1) for place in _order(spec)])
+        packed = torch.cat([tensors[index].reshape(-1) for index in _order(spec)])
     # tensors of inference mode count no versions
     if not capturing and not any(tensor.is_inference() for tensor in tensors):
         if key not in _kept:
@@ -103,8 +103,8 @@ def gradients(spec: Spec, like: Tensor) -> Tensor:
 def _cuts(spec: Spec) -> tuple[list[int], tuple[tuple[int, tuple[int, ...]], ...]]:
     """The sizes of all slots, and for each tensor of a call which slot it is, and its shape."""
     laid = slots(spec)
-    places = {slot.name: place for place, slot in enumerate(laid)}
-    rows = tuple((places[slot.name], slot.shape) for slot in module_slots(spec))
+    indices = {slot.name: index for index, slot in enumerate(laid)}
+    rows = tuple((indices[slot.name], slot.shape) for slot in module_slots(spec))
     return [slot.size for slot in laid], rows
 
 
@@ -113,6 +113,6 @@ def split(spec: Spec, space: Tensor, wanted: Sequence[bool]) -> list[Tensor | No
     sizes, rows = _cuts(spec)
     parts = space.split_with_sizes(sizes)
     return [
-        None if not want else parts[place] if len(shape) == 1 else parts[place].view(shape)
-        for want, (place, shape) in zip(wanted, rows)
+        None if not want else parts[index] if len(shape) == 1 else parts[index].view(shape)
+        for want, (index, shape) in zip(wanted, rows)
     ]

@@ -144,7 +144,7 @@ class BackwardPass(ForwardLoops):
             whole.tensor = masked(self.call, operation.layer, whole.tensor)
 
     def _at(self, operation: OfChunk) -> LayerGradients:
-        return self._current[operation.layer, operation.direction]
+        return self._current[operation.loop_key]
 
     # recomputed activations
 
@@ -172,7 +172,7 @@ class BackwardPass(ForwardLoops):
         if not operation.backward:
             super().fill_flags(operation)
         elif (buffer := self._flag_buffer(operation)) is not None:
-            fill_flags(buffer[:, : self._backward_loops[operation.place[:2]].filled])
+            fill_flags(buffer[:, : self._backward_loops[operation.loop_key].filled])
         elif self._all_d_gates is not None:  # each layer polls for those of the layer above
             fill_flags(self._all_d_gates[1:].flatten(0, 1))
         else:
@@ -180,7 +180,7 @@ class BackwardPass(ForwardLoops):
 
     def _flag_buffer(self, operation: OfChunk) -> Tensor | None:
         """The flag buffer of a chunk's backward loop, None where the gate gradients are it."""
-        buffers = self._flag_buffers.get(operation.place[:2])
+        buffers = self._flag_buffers.get(operation.loop_key)
         return buffers[operation.chunk.number % len(buffers)] if buffers else None
 
     def loop(self, operation: Loop) -> None:
@@ -198,12 +198,12 @@ class BackwardPass(ForwardLoops):
         self.launch_forward(operation, y, saved, (before, self.chunk_states()), (), ())
 
     def _backward(self, operation: Loop) -> None:
-        chunk, place, buffers = operation.chunk, operation.place[:2], self._recompute_buffers
+        chunk, key, buffers = operation.chunk, operation.loop_key, self._recompute_buffers
         saved = buffers[1] if buffers else None
         states_out = self.chunk_states() if chunk.number else None
         words = self._words(operation, saved, self._flag_buffer(operation), states_out)
-        self._backward_loops[place].launch(words, self.launch_event(operation.signals))
-        self._carried_states[place], self._recompute_buffers = states_out, None
+        self._backward_loops[key].launch(words, self.launch_event(operation.signals))
+        self._carried_states[key], self._recompute_buffers = states_out, None
 
     def stack_loop(self, operation: StackLoop) -> None:
         each = [OfChunk(layer, 0, operation.chunk) for layer in range(self.spec.num_layers)]
@@ -224,13 +224,13 @@ class BackwardPass(ForwardLoops):
             flag_buffer: None where the gate gradients are it, or where there is none.
             states_out: memory for the gradients of states that the chunk leaves.
         """
-        at, chunk, place = self._at(operation), operation.chunk, operation.place[:2]
+        at, chunk, key = self._at(operation), operation.chunk, operation.loop_key
         layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
         saved = chunk.of(self.saved[layer.index]) if saved is None else saved
         dy_step, dy_row, _ = (0, 0, 0) if dy is None else dy.stride()
         way = 1 if operation.direction else -1  # against that of the forward loop
         lengths, order, reset = self.mask_addresses(chunk)
-        loop, above = self._backward_loops[place], 0
+        loop, above = self._backward_loops[key], 0
         if loop.config.layers > 1 and operation.layer + 1 < self.spec.num_layers:
             above = address(self.weights(operation.layer + 1, 0).input_transposed)
         return loop.args.words(
@@ -247,7 +247,7 @@ class BackwardPass(ForwardLoops):
             lengths=lengths,
             order=order,
             reset=reset,
-            chunk_in=address(self._carried_states.get(place)),
+            chunk_in=address(self._carried_states.get(key)),
             chunk_out=address(states_out),
             steps=chunk.steps,
             d_final=self.states(layer, self.d_finals),
@@ -271,9 +271,9 @@ class BackwardPass(ForwardLoops):
     def finish_weights(self, operation: FinishWeights) -> None:
         at = self._current.pop((operation.layer, operation.direction))
         self._flag_buffers.pop((operation.layer, operation.direction), None)
-        for place, grad in zip(at.layer.param_indices, at.finished()):
-            if place is not None:
-                self.d_params[place] = grad
+        for index, grad in zip(at.layer.param_indices, at.finished()):
+            if index is not None:
+                self.d_params[index] = grad
 
     @property
     def gradients(self) -> Gradients:

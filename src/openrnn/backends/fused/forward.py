@@ -98,7 +98,7 @@ class ForwardPass(ForwardLoops):
         return self.loop_of(self._begun[layer, direction], self._options)
 
     def loop(self, operation: Loop) -> None:
-        chunk, reverse, place = operation.chunk, operation.direction, operation.place[:2]
+        chunk, reverse, key = operation.chunk, operation.direction, operation.loop_key
         saved, states_out = None, None
         if self.saved:
             saved = self.saved[operation.layer * self.spec.directions + reverse]
@@ -109,10 +109,10 @@ class ForwardPass(ForwardLoops):
         self.launch_forward(
             operation, self.chunk_output(operation),
             None if saved is None or self._recompute else chunk.of(saved),
-            (self._carried_states.get(place), states_out), self.finals, self.all_states,
+            (self._carried_states.get(key), states_out), self.finals, self.all_states,
             operation.signals,
         )  # fmt: skip
-        self._carried_states[place] = states_out
+        self._carried_states[key] = states_out
 
     def fill_flags(self, operation: FillFlags) -> None:
         loop = self.inputs_of(operation).loop

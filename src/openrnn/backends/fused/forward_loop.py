@@ -65,16 +65,16 @@ class ForwardLoops(PassRunner):
 
     def inputs_of(self, operation: OfChunk) -> Inputs:
         """What the chunk's loop will read, with memory for it."""
-        found = self._inputs.get(operation.place)
+        found = self._inputs.get(operation.chunk_key)
         if found is None:
-            found = self._inputs[operation.place] = self._new_inputs(operation)
+            found = self._inputs[operation.chunk_key] = self._new_inputs(operation)
         return found
 
     def _new_inputs(self, operation: OfChunk) -> Inputs:
         weights, x = self.weights(operation.layer, operation.direction), self.chunk_input(operation)
         layer, steps = weights.layer, operation.chunk.steps
         loop = self.forward_loop(operation.layer, operation.direction)
-        shared = self._shared.get((operation.layer, operation.direction))
+        shared = self._shared.get(operation.loop_key)
         if shared is not None:
             flags = None if shared.flag_buffer is None else shared.flag_buffer[:steps]
             return Inputs(weights, loop, shared.x_gates[:steps], flags)
@@ -106,7 +106,7 @@ class ForwardLoops(PassRunner):
         if operation.shared:
             weights = self.weights(operation.layer, operation.direction)
             layer, steps = weights.layer, operation.chunk.steps
-            self._shared[operation.layer, operation.direction] = SharedInputs(
+            self._shared[operation.loop_key] = SharedInputs(
                 self._x_gates(layer, steps),
                 self._flags_of(
                     self.forward_loop(operation.layer, operation.direction), layer, steps
@@ -150,7 +150,7 @@ class ForwardLoops(PassRunner):
         signals: bool = False,
     ) -> None:
         """Launches the loop; y to all_states: see `forward_words`."""
-        inputs = self._inputs.pop(operation.place)
+        inputs = self._inputs.pop(operation.chunk_key)
         self.keep(operation, inputs)
         words = self.forward_words(operation, inputs, y, saved, chunk_states, finals, all_states)
         inputs.loop.launch(words, self.launch_event(signals))

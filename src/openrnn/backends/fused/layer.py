@@ -62,14 +62,14 @@ def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
     """An order as ranges [begin, end) of consecutive numbers: (2, 0, 1) as (2, 3), (0, 2)."""
     found = []
     for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
-        places = [place for _, place in group]
-        found.append((places[0], places[-1] + 1))
+        numbers = [number for _, number in group]
+        found.append((numbers[0], numbers[-1] + 1))
     return found
 
 
 def nibbles(order: tuple[int, ...]) -> int:
     """Numbers below 16 in one signed 64-bit word, the first in its lowest 4 bits."""
-    word = sum(number << 4 * place for place, number in enumerate(order))
+    word = sum(number << 4 * index for index, number in enumerate(order))
     return word - (word >> 63 << 64)
 
 
@@ -112,7 +112,7 @@ class LayerKernels:
         if w_hh is None:
             raise ValueError("a network without a recurrent matrix")
         self.matrix_indices = w_ih, w_hh, b_ih, b_hh
-        self.vector_indices = [place for place in vectors if place is not None]
+        self.vector_indices = [param for param in vectors if param is not None]
         self.no_input_matrix = w_ih is None
         self.x_gate = self.units if spec.input_mode == "gates" else 0
         alone = cell.split_gates
@@ -189,7 +189,7 @@ class LayerKernels:
     def wanted(self, needs: Needs) -> tuple[bool, ...]:
         """Which of its gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors."""
         below = needs.x or self.index >= self.spec.directions
-        of_params = (place is not None and needs.params[place] for place in self.param_indices)
+        of_params = (index is not None and needs.params[index] for index in self.param_indices)
         return below, *of_params
 
     def kernel(

@@ -51,11 +51,11 @@ def lifetimes_of(operations: Sequence[Operation]) -> dict[int, Lifetime]:
     """The lifetime of each slot that an operation uses."""
     begins, ends = _spans(operations)
     found = dict[int, Lifetime]()
-    for place, operation in enumerate(operations):
+    for index, operation in enumerate(operations):
         for slot in {value.slot for value in values_of(operation)}:
-            known = found.get(slot, Lifetime(place, place))
+            known = found.get(slot, Lifetime(index, index))
             found[slot] = Lifetime(
-                min(known.begin, begins[place]), max(known.end, ends[place])
+                min(known.begin, begins[index]), max(known.end, ends[index])
             )  # fmt: skip
     return found
 
@@ -64,22 +64,22 @@ def _spans(operations: Sequence[Operation]) -> tuple[list[int], list[int]]:
     """For each operation, from and to which place what it uses is in use."""
     begins, waited = list[int](), dict[int, int]()  # of each side stream: its wait for the main one
     launched = 0  # the same of the launch that signalled last
-    for place, operation in enumerate(operations):
+    for index, operation in enumerate(operations):
         stream = operation.stream
         if isinstance(operation, WaitOp) and operation.other == MAIN:
-            waited[stream] = place
+            waited[stream] = index
         elif isinstance(operation, WaitForLaunchOp):
             waited[stream] = max(waited.get(stream, 0), launched)
-        begins.append(place if stream == MAIN else waited.get(stream, 0))
+        begins.append(index if stream == MAIN else waited.get(stream, 0))
         if isinstance(operation, LaunchOp) and operation.signals:
             launched = begins[-1]
     ends, joined = list[int](), dict[int, int]()
-    for place in reversed(range(len(operations))):
-        operation = operations[place]
+    for index in reversed(range(len(operations))):
+        operation = operations[index]
         if isinstance(operation, WaitOp) and operation.stream == MAIN:
-            joined[operation.other] = place
+            joined[operation.other] = index
         on_main = operation.stream == MAIN
-        ends.append(place if on_main else joined.get(operation.stream, len(operations)))
+        ends.append(index if on_main else joined.get(operation.stream, len(operations)))
     return begins, ends[::-1]
 
 

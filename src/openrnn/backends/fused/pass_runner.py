@@ -80,8 +80,7 @@ class Weights:
         self.b_hh = None if b_hh is None else params[b_hh].contiguous()
         self.unit_vectors: Tensor | None = None
         if self.layer.vectors:
-            places = self.layer.vector_indices
-            self.unit_vectors = stacked([params[place] for place in places])
+            self.unit_vectors = stacked([params[index] for index in self.layer.vector_indices])
         self._recurrent: Tensor | None = None
         self._recurrent_padded: Tensor | None = None
         self._input_by_planes: Tensor | None = None

@@ -41,7 +41,7 @@ class LaunchOp(NamedTuple):
     Attributes:
         words: its arguments as their struct has them, but for addresses.
         stream: its number; 0 is the main one.
-        given: the addresses, by their place among the words.
+        given: the addresses, by their index among the words.
         signals: it records the launch event of the streams.
     """
 
@@ -54,21 +54,21 @@ class LaunchOp(NamedTuple):
 
     def relocated(self, to: Relocation) -> "LaunchOp":
         """This operation with its values elsewhere."""
-        return self._replace(given=tuple((place, to(value)) for place, value in self.given))
+        return self._replace(given=tuple((index, to(value)) for index, value in self.given))
 
     def bound(self) -> Run:
         """Launches it, with memory of one thread for its arguments."""
         parameter = Parameter(len(self.words))
         parameter.words[:] = self.words
         launch, clusters, stream = self.kernel.launch_at, self.clusters, self.stream
-        given = [(place, slot, offset) for place, (slot, offset) in self.given]
+        given = [(index, slot, offset) for index, (slot, offset) in self.given]
         signals = self.signals
         self.kernel.enter()
 
         def run(values: Sequence[int], handles: StreamHandles, beside: Any) -> None:
             words = parameter.words
-            for place, slot, offset in given:
-                words[place] = values[slot] + offset
+            for index, slot, offset in given:
+                words[index] = values[slot] + offset
             event = beside.launch_event if signals else 0
             launch(parameter.address, clusters, handles[stream], event)
 

@@ -102,9 +102,9 @@ class _AddressMap:
 
     def of(self, address: int) -> SlotRef:
         """Where an address lies."""
-        place = bisect_right(self._found, address, key=lambda one: one[0]) - 1
-        if place >= 0:
-            begin, end, (slot, offset) = self._found[place]
+        index = bisect_right(self._found, address, key=lambda one: one[0]) - 1
+        if index >= 0:
+            begin, end, (slot, offset) = self._found[index]
             if address < end:
                 return SlotRef(slot, offset + address - begin)
         raise NotRepeatableError(f"the address {address:#x} belongs to no tensor")
@@ -220,5 +220,5 @@ def _operation(
         a, b, d = addresses.of(one.a), addresses.of(one.b), addresses.of(one.d)
         return MatmulOp(one.plan, a, b, d, one.add, one.stream, spaces[one.stream])
     pointers = TABLES[one.kernel.made.name].pointers(one.words)
-    given = [(place, addresses.of(one.words[place])) for place in pointers if one.words[place]]
+    given = [(index, addresses.of(one.words[index])) for index in pointers if one.words[index]]
     return LaunchOp(one.kernel, one.clusters, one.words, one.stream, tuple(given), one.signals)

@@ -87,8 +87,8 @@ def in_wavefront(
     except kernels.NoKernelError:
         return None
     # the kernel that was loaded may be another than the first of the ranking
-    places = loop.kernel.max_clusters
-    several = found.loops > 1 and plan.holds(places, loop.config, key.batch, found.loops)
+    resident = loop.kernel.max_clusters
+    several = found.loops > 1 and plan.holds(resident, loop.config, key.batch, found.loops)
     if (loop.polls and not several) or loop.config.reads_r:
         return None
     cut = Chunking(

@@ -92,11 +92,11 @@ def _rows_of_layers(tensors: Sequence[Tensor]) -> Rows:
     Raises:
         ValueError: they are not.
     """
-    places = [tensor.data_ptr() for tensor in tensors]
-    distance = places[1] - places[0]
-    if any(after - before != distance for before, after in pairwise(places)):
-        raise ValueError(f"tensors at {places}, need the same distance from layer to layer")
-    return Rows(places[0], tensors[0].shape[2], distance // tensors[0].element_size())
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    distance = addresses[1] - addresses[0]
+    if any(after - before != distance for before, after in pairwise(addresses)):
+        raise ValueError(f"tensors at {addresses}, need the same distance from layer to layer")
+    return Rows(addresses[0], tensors[0].shape[2], distance // tensors[0].element_size())
 
 
 def _reduce_biases(each: Sequence[LayerGradients]) -> None:

@@ -45,8 +45,8 @@ def _configure(_, rows):  # type: ignore[no-untyped-def]
         made = cgutils.alloca_once(builder, ir.ArrayType(_BYTE, 64))
         builder.store(made.type.pointee(None), made)
 
-        def put(place: int, value: ir.Value) -> None:
-            at = builder.gep(made, [number(0), number(place)])
+        def put(byte: int, value: ir.Value) -> None:
+            at = builder.gep(made, [number(0), number(byte)])
             builder.store(value, builder.bitcast(at, value.type.as_pointer()), align=1)
 
         full = number(_TILE)

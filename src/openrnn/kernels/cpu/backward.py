@@ -215,10 +215,10 @@ def fill_cell_args(args, tile, cell_args):
 def gather_row(args, tile, step, i, filled):
     """Makes a sequence's row of a step ready: its incoming gradients and the states before."""
     outputs, h_width, padded = args.outputs, args.h_width, args.padded
-    other, place = (args.states - 1) * padded, filled + i
+    other, row = (args.states - 1) * padded, filled + i
     b, length = row_of(args, tile.start + i), length_of(args, tile.start + i)
     t = time_of(args, step, length)
-    int64_at(tile.t_at)[place], int64_at(tile.b_at)[place] = t, b
+    int64_at(tile.t_at)[row], int64_at(tile.b_at)[row] = t, b
     d_h = tile.d_hidden + ((step & 1) * tile.rows + i) * h_width * SIZE
     d_s = tile.d_others + ((step & 1) * tile.rows + i) * other * SIZE
     if step == length - 1:
@@ -230,7 +230,7 @@ def gather_row(args, tile, step, i, filled):
     if args.dy != 0:
         add(d_h, args.dy + (t * args.dy_step + b * args.dy_row) * SIZE, outputs)
     add_from(args, args.d_all_states, t * args.batch + b, d_h, d_s)
-    hidden = tile.h_rows + place * h_width * SIZE
+    hidden = tile.h_rows + row * h_width * SIZE
     hit = is_reset(args, step, t, b)
     if hit or step == 0:
         group = args.reset_state if hit else args.initial
@@ -240,10 +240,10 @@ def gather_row(args, tile, step, i, filled):
         source = args.y + (before * args.y_step + b * args.y_row) * SIZE
         copy(hidden, source, outputs, h_width)
     if args.w_hr != 0:
-        copy(tile.dh_rows + place * h_width * SIZE, d_h, h_width, h_width)
-        row = slot_of(args, step) * args.batch + tile.start + i
-        m = args.saved_unprojected + row * padded * SIZE
-        copy(tile.m_rows + place * padded * SIZE, m, args.units, padded)
+        copy(tile.dh_rows + row * h_width * SIZE, d_h, h_width, h_width)
+        saved_row = slot_of(args, step) * args.batch + tile.start + i
+        m = args.saved_unprojected + saved_row * padded * SIZE
+        copy(tile.m_rows + row * padded * SIZE, m, args.units, padded)
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -252,7 +252,7 @@ def run_cell(args, tile, step, live, filled, cell_args_at):
     columns, h_width, padded = args.columns, args.h_width, args.padded
     other, rows, mine = (args.states - 1) * padded, tile.rows, tile.begin * SIZE
     now = step & 1  # gradients of states are read here and left at the other place
-    place = slot_of(args, step) * args.batch + tile.start
+    first = slot_of(args, step) * args.batch + tile.start
     before = tile.entry
     if step > 0:
         # where a reset came between, forward left the reset states there
@@ -265,8 +265,8 @@ def run_cell(args, tile, step, live, filled, cell_args_at):
         d_after, d_after_row, d_before, d_before_row = tile.dm, padded, tile.spare, 0
     cell_args = int64_at(cell_args_at)
     cell_args[field.ROWS] = live
-    cell_args[field.X] = args.saved_gates + place * columns * SIZE + mine
-    cell_args[field.R] = args.saved_recurrent + place * args.saved_sides * padded * SIZE + mine
+    cell_args[field.X] = args.saved_gates + first * columns * SIZE + mine
+    cell_args[field.R] = args.saved_recurrent + first * args.saved_sides * padded * SIZE + mine
     cell_args[field.H_BEFORE] = tile.h_rows + filled * h_width * SIZE + mine
     cell_args[field.BEFORE] = before + mine
     cell_args[field.D_H_AFTER], cell_args[field.D_H_AFTER_ROW] = d_after + mine, d_after_row
@@ -379,22 +379,22 @@ def backward_tile(args, tile, team, accumulate, phase):
 def backward(args_at, task, running):
     """A task's share of the batch tiles: every `tasks`-th one, or its part of its team's tiles."""
     args, phase = loop_args_at(args_at), int64(1)
-    place, teams, team = team_of(args, task, running)
+    number, teams, team = team_of(args, task, running)
     if team.thread >= team.threads:
         return
     rows = args.tile_rows
-    scratch = args.scratch + place * args.scratch_bytes
+    scratch = args.scratch + number * args.scratch_bytes
     sums, rounded = args.sums, args.rounded + task * args.rounded_bytes
     if sums != 0:
-        sums += place * args.sums_bytes
+        sums += number * args.sums_bytes
     if sums != 0 and team.thread == 0:
         # products write the sums of the matrices, unless a team may have no step at all
         cleared = args.sums_bytes // SIZE
         if args.overwrite != 0:
             cleared = 2 * args.columns + args.vectors * args.padded
         copy(sums + args.sums_bytes - cleared * SIZE, 0, 0, cleared)
-    for start in range(place * rows, args.batch, teams * rows):
-        accumulate = args.overwrite == 0 or start > place * rows
+    for start in range(number * rows, args.batch, teams * rows):
+        accumulate = args.overwrite == 0 or start > number * rows
         count = min(rows, args.batch - start)
         tile = tile_of(args, start, count, scratch, sums, rounded, team)
         phase = backward_tile(args, tile, team, accumulate, phase)

@@ -223,9 +223,9 @@ def _pack_panel(_, column, sizes, w, out):  # type: ignore[no-untyped-def]
             for k, (lower, upper) in enumerate(zip(*columns, strict=True)):
                 low, high = rounded(builder, lower), rounded(builder, upper)
                 words = builder.or_(builder.lshr(low, SIXTEEN), builder.and_(high, UPPER))
-                place = builder.add(first, number(k))
-                with builder.if_then(builder.icmp_signed("<", place, inner), likely=True):
-                    target = emitter.at(out, builder.mul(place, lanes))
+                index = builder.add(first, number(k))
+                with builder.if_then(builder.icmp_signed("<", index, inner), likely=True):
+                    target = emitter.at(out, builder.mul(index, lanes))
                     emitter.store(builder.bitcast(words, emitter.vector), target)
         return context.get_dummy_value()
 

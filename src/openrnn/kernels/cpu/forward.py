@@ -377,12 +377,12 @@ def forward_tile(args, tile, team, phase):
 def forward(args_at, task, running):
     """A task's share of the batch tiles: every `tasks`-th one, or its part of its team's tiles."""
     args, phase = loop_args_at(args_at), int64(1)
-    place, teams, team = team_of(args, task, running)
+    number, teams, team = team_of(args, task, running)
     if team.thread >= team.threads:
         return
     rows = args.tile_rows
-    scratch = args.scratch + place * args.scratch_bytes
+    scratch = args.scratch + number * args.scratch_bytes
     rounded = args.rounded + task * args.rounded_bytes
-    for start in range(place * rows, args.batch, teams * rows):
+    for start in range(number * rows, args.batch, teams * rows):
         tile = tile_of(args, start, min(rows, args.batch - start), scratch, team, rounded)
         phase = forward_tile(args, tile, team, phase)

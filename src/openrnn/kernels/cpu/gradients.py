@@ -139,8 +139,8 @@ def _for(dtype, outer_product):
         mine, last = part_of(columns, panel, team)
         for first in range(mine, last, panel):
             for k in range(count):
-                place = panels + (first * count + k * panel) * size
-                copy(place, b_at + (k * columns + first) * size, panel, panel)
+                target = panels + (first * count + k * panel) * size
+                copy(target, b_at + (k * columns + first) * size, panel, panel)
         phase = barrier(team, phase)
         # where all of b is near, whole rows of c: they are then written one after the other
         step = highest if count * columns * size <= NEAR_BYTES else PACKED_STRIP
@@ -149,8 +149,8 @@ def _for(dtype, outer_product):
             for block in range(0, some, highest):
                 height = min(highest, some - block)
                 for k in range(count):
-                    place = strip + (block * count + k * height) * size
-                    copy(place, a_at + (k * a_row + first + block) * size, height, height)
+                    target = strip + (block * count + k * height) * size
+                    copy(target, a_at + (k * a_row + first + block) * size, height, height)
             for column in range(0, columns, panel):
                 for block in range(0, some, highest):
                     height = min(highest, some - block)

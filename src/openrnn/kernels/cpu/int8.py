@@ -252,15 +252,15 @@ def int8_product(  # type: ignore[no-untyped-def]
             gate, unit = gates - 1 - turn if backwards != 0 else turn, first
             while unit < min(end, units):
                 # narrow vectors: a thread's units may begin within a panel
-                panel, place = gate * panels + unit // INT8_PANEL, unit % INT8_PANEL
-                vectors = min(INT8_PANEL - place, end - unit) // _LANES
+                panel, index = gate * panels + unit // INT8_PANEL, unit % INT8_PANEL
+                vectors = min(INT8_PANEL - index, end - unit) // _LANES
                 row = 0
                 for block in range(blocks):
                     height = (some - row) // (blocks - block)
                     _int8_tile(
                         (height, vectors, pairs), (q_at + row * q_row, q_row),
-                        w + panel * pairs * 2 * INT8_PANEL + 2 * place,
-                        (memory + 4 * row, scales + 4 * (panel * INT8_PANEL + place)),
+                        w + panel * pairs * 2 * INT8_PANEL + 2 * index,
+                        (memory + 4 * row, scales + 4 * (panel * INT8_PANEL + index)),
                         (c_at + ((start + row) * c_row + gate * padded + unit) * 4, c_row),
                         accumulate != 0,
                     )  # fmt: skip

@@ -97,12 +97,12 @@ def _run_alone() -> Any:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)(starters().run_alone.address)
 
 
-def _choosing(places: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
-    """A function that returns the values at these places, all of them as one sequence."""
-    if len(places) > 1:
-        return itemgetter(*places)
+def _choosing(indices: Sequence[int]) -> Callable[[Sequence[int]], Sequence[int]]:
+    """A function that returns the values at these indices, all of them as one sequence."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
     # itemgetter would return one value without a sequence around it, and takes no empty list
-    return lambda values: [values[place] for place in places]
+    return lambda values: [values[index] for index in indices]
 
 
 class Task:
@@ -138,7 +138,7 @@ class Alone:
     def __init__(
         self, kernel: "CompiledFunction", args: bytes, lacking: Sequence[tuple[int, int, int]]
     ) -> None:
-        chosen = [(place, k, offset) for k, (place, _, offset) in enumerate(lacking)]
+        chosen = [(index, k, offset) for k, (index, _, offset) in enumerate(lacking)]
         self._task, self._start = Task(kernel, args, chosen), _run_alone()
         self._at = self._task.at
         self._chosen = _choosing([value for _, value, _ in lacking])

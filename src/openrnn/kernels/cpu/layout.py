@@ -198,7 +198,7 @@ class Layout:
     @cached_property
     def sum_offsets(self) -> tuple[int, ...]:
         """Where each of `sums` starts."""
-        return tuple(sum(self.sums[:place]) for place in range(len(self.sums)))
+        return tuple(sum(self.sums[:index]) for index in range(len(self.sums)))
 
     @cached_property
     def plain(self) -> bool:
@@ -218,6 +218,6 @@ class Layout:
         )  # fmt: skip
 
     @cached_property
-    def saved_places(self) -> tuple[int, ...]:
-        """The places in `widths` that are not 0."""
-        return tuple(place for place, width in enumerate(self.widths) if width)
+    def saved_indices(self) -> tuple[int, ...]:
+        """The indices of `widths` that are not 0."""
+        return tuple(index for index, width in enumerate(self.widths) if width)

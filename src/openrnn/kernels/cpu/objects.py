@@ -123,7 +123,7 @@ def _only_in_a_process(asked: dict[str, Any]) -> bytes:
 
 def _in_a_process(asked: dict[str, Any]) -> bytes | None:
     """The answer of a compiling process; None where none can be started, or it fails."""
-    path = [place for place in sys.path if isinstance(place, str)]  # Python ignores others
+    path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others
     request = {
         **asked, "path": path, "cpu": host.NAME,
         "features": {each[1:]: each[0] == "+" for each in host.FEATURES.split(",") if each},

@@ -46,8 +46,8 @@ def row_sources(
     w, w_row = cgutils.unpack_tuple(builder, matrix)
     sources = []
     for lane in map(number, range(emitter.lanes)):
-        place = builder.add(column, lane)
-        gate, unit = builder.udiv(place, padded_unit), builder.urem(place, padded_unit)
+        index = builder.add(column, lane)
+        gate, unit = builder.udiv(index, padded_unit), builder.urem(index, padded_unit)
         row = builder.add(builder.mul(gate, rows_per_gate), unit)
         unit_exists = builder.icmp_unsigned("<", unit, rows_per_gate)
         exists = builder.and_(unit_exists, builder.icmp_unsigned("<", gate, gates))
@@ -88,9 +88,9 @@ def _pack_rows(_, dtype, column, sizes, w, out):  # type: ignore[no-untyped-def]
             first = builder.mul(loop.index, number(lanes))
             rows = rows_from(emitter, sources, first)
             for k, vector in enumerate(transposed(emitter, rows)):
-                place = builder.add(first, number(k))
-                with builder.if_then(builder.icmp_signed("<", place, inner), likely=True):
-                    target = emitter.at(out, builder.mul(place, number(2 * lanes)))
+                index = builder.add(first, number(k))
+                with builder.if_then(builder.icmp_signed("<", index, inner), likely=True):
+                    target = emitter.at(out, builder.mul(index, number(2 * lanes)))
                     emitter.store(vector, target)
         return context.get_dummy_value()
 

@@ -95,12 +95,12 @@ def pair_columns(_, rows, a, width, out, step):  # type: ignore[no-untyped-def]
             """Of PANEL rows; `left` is how many of them there are, if not all."""
             row = builder.mul(block, number(_PANEL))
             loaded = []
-            for place in map(number, range(_PANEL)):
+            for index in map(number, range(_PANEL)):
                 count = width
                 if left is not None:
-                    exists = builder.icmp_signed("<", place, left)
+                    exists = builder.icmp_signed("<", index, left)
                     count = builder.select(exists, width, number(0))
-                at = emitter.at(a, builder.mul(builder.add(row, place), a_row))
+                at = emitter.at(a, builder.mul(builder.add(row, index), a_row))
                 loaded.append(emitter.load(at, emitter.below(count, _LANES)))
             pairs = zip(loaded[::2], loaded[1::2], strict=True)
             words = [builder.bitcast(_pairs_of(emitter, *pair), emitter.vector) for pair in pairs]

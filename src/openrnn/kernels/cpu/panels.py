@@ -76,8 +76,8 @@ def _for(dtype: str) -> tuple[Any, ...]:
             given = reals(sums + start * size)
             for j in range(columns):
                 target[row * columns + j] = given[j]
-            for place in range(1, parts):
-                given = reals(sums + (place * part + start) * size)
+            for index in range(1, parts):
+                given = reals(sums + (index * part + start) * size)
                 for j in range(columns):
                     target[row * columns + j] += given[j]
 

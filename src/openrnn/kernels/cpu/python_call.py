@@ -95,22 +95,22 @@ def _take_addresses(run, tensors, made, at):  # type: ignore[no-untyped-def]
     """Makes the results and writes all values but scratch; False where that cannot be done."""
     own = tensor_tasks_args_at(run)
     values, numbers, makers = int64_at(at), int64_at(own.numbers), int64_at(own.makers)
-    for place in range(own.known):
-        values[place] = numbers[place]
+    for index in range(own.known):
+        values[index] = numbers[index]
     first_result = own.known + own.given
-    for place in range(own.known, first_result):
-        values[place] = _take_address(own.data_ptr, _item((tensors, place - own.known)))
-        if values[place] == 0:
+    for index in range(own.known, first_result):
+        values[index] = _take_address(own.data_ptr, _item((tensors, index - own.known)))
+        if values[index] == 0:
             return False
-    for place in range(first_result, own.values - 1):
-        tensor = _called((makers[place - first_result],))
+    for index in range(first_result, own.values - 1):
+        tensor = _called((makers[index - first_result],))
         if tensor == 0:
             return False
         if _append((made, tensor)) != 0:
             _release(tensor)
             return False
-        values[place] = _take_address(own.data_ptr, tensor)
-        if values[place] == 0 and _error(()) != 0:
+        values[index] = _take_address(own.data_ptr, tensor)
+        if values[index] == 0 and _error(()) != 0:
             return False
     return True
 

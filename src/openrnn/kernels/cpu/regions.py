@@ -36,8 +36,8 @@ def new_cell_args(_):  # type: ignore[no-untyped-def]
     """The address of room for `cell_args`, on the stack of the function that calls this."""
 
     def emit(_: Any, builder: Any, __: Any, ___: list[ir.Value]) -> ir.Value:
-        place = cgutils.alloca_once(builder, ir.ArrayType(INT, cell_args.COUNT))
-        return builder.ptrtoint(place, INT)
+        room = cgutils.alloca_once(builder, ir.ArrayType(INT, cell_args.COUNT))
+        return builder.ptrtoint(room, INT)
 
     return types.int64(), emit
 
@@ -77,8 +77,8 @@ def run_at(task, values, at):  # type: ignore[no-untyped-def]
     """As `run_alone`, with room for the arguments at an address."""
     alone = task_args_at(task)
     args, known = int64_at(at), int64_at(alone.args)
-    for place in range(alone.words):
-        args[place] = known[place]
+    for index in range(alone.words):
+        args[index] = known[index]
     lacking, given = int64_at(alone.lacking), int64_at(values)
     for k in range(alone.count):
         args[lacking[3 * k]] = given[lacking[3 * k + 1]] + lacking[3 * k + 2]

@@ -110,11 +110,11 @@ def team_of(args, task, running):  # type: ignore[no-untyped-def]
     A task whose thread is not below the team's `threads` has nothing to do.
     """
     size = args.team_size
-    place, thread, teams = task // size, task % size, args.tasks // size
+    number, thread, teams = task // size, task % size, args.tasks // size
     if running != args.tasks:
         # threads of a team that do not run together would wait for ever: the first does it all
         size = int64(1)
-    return place, teams, Team(thread, size, args.barriers + place * BARRIER)
+    return number, teams, Team(thread, size, args.barriers + number * BARRIER)
 
 
 @njit(forceinline=True, error_model="numpy")

@@ -81,7 +81,7 @@ class CudnnLibrary(Library):
         return LibraryError(call, name, words.value.decode(errors="replace").strip())
 
 
-def _places() -> Iterator[str]:
+def _candidates() -> Iterator[str]:
     # by its bare name the loader gives the one that torch has already loaded
     yield NAME
     try:
@@ -101,9 +101,9 @@ def load() -> CudnnLibrary:
         LibraryError: it is not here, or older than 9.0.
     """
     missing: LibraryError | None = None
-    for place in _places():
+    for path in _candidates():
         try:
-            return CudnnLibrary(place)
+            return CudnnLibrary(path)
         except LibraryError as error:
             missing = missing or error
     raise missing or LibraryError("cuDNN", "cannot be loaded")
