@@ -247,7 +247,7 @@ def test_a_thread_without_a_context_may_launch_first():
                 columns=3, gates=1, order=nibbles((0,)), transposed=True,
             )  # fmt: skip
             kernel.launch(1, args.words())
-        except nvrtc.LaunchError as error:
+        except nvrtc.DriverError as error:
             wrong.append(str(error))
 
     thread = threading.Thread(target=launch)

@@ -15,7 +15,7 @@ from openrnn.backends.fused.program import LaunchOp, Program, SlotRef
 from openrnn.errors import LibraryError
 from openrnn.memory import TensorFactory, template
 from openrnn.native import graphs
-from openrnn.native.nvrtc import LaunchError
+from openrnn.native.nvrtc import DriverError
 
 driver = pytest.importorskip("cuda.bindings.driver")
 
@@ -44,7 +44,7 @@ class Graph:
         give(streams)
         self.made.append(self)
         if self.nodes > graphs.MOST_NODES:
-            raise LaunchError("too many nodes")
+            raise DriverError("too many nodes")
 
     def launch(self, stream):
         self.launched.append(stream)
@@ -148,7 +148,7 @@ def test_the_graphs_that_were_launched_last_are_kept(kernel, monkeypatch, limit)
 
 def test_a_program_that_the_driver_does_not_capture_runs_as_before(kernel, monkeypatch):
     def refuses(*_):
-        raise LaunchError("cuStreamBeginCapture: CUDA_ERROR_NOT_PERMITTED")
+        raise DriverError("cuStreamBeginCapture: CUDA_ERROR_NOT_PERMITTED")
 
     monkeypatch.setattr(graphs, "Graph", refuses)
     run = program(kernel, graphs.LEAST_OPERATIONS)
@@ -343,7 +343,7 @@ def test_a_graph_that_cannot_be_launched_is_run_the_long_way(kernel, monkeypatch
     """Such as where no memory is left for it outside of torch's allocator."""
 
     def refuses(*_):
-        raise LaunchError("cuGraphLaunch: CUDA_ERROR_OUT_OF_MEMORY")
+        raise DriverError("cuGraphLaunch: CUDA_ERROR_OUT_OF_MEMORY")
 
     monkeypatch.setattr(Graph, "launch", refuses)
     run = program(kernel, graphs.LEAST_OPERATIONS)

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import openrnn
 from openrnn import cells
-from openrnn.nn.quantized import TWINS, Quantized, int8_rows
+from openrnn.nn.quantized import QUANTIZED, Quantized, int8_rows
 
 LAYERS = {
     "lstm": lambda: openrnn.LSTM(40, 64, 2),
@@ -329,8 +329,8 @@ def test_what_torch_quantizes_by_type_leaves_ours_and_says_so():
 
 
 def test_each_layer_has_its_twin():
-    assert {face.__name__ for face in TWINS} == {"LSTM", "GRU", "RNN", "Recurrent"}
-    for face, twin in TWINS.items():
+    assert {face.__name__ for face in QUANTIZED} == {"LSTM", "GRU", "RNN", "Recurrent"}
+    for face, twin in QUANTIZED.items():
         assert issubclass(twin, face)
         assert twin.__name__ == f"Quantized{face.__name__}"
 

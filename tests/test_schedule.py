@@ -445,7 +445,7 @@ class Recorder:
     """Launches that only note what they are asked for, and on which stream."""
 
     def __init__(self, fails_at=None):
-        self.ran, self.stream, self.fails_at, self.abandoned = [], MAIN, fails_at, False
+        self.ran, self.stream, self.fails_at, self.failed = [], MAIN, fails_at, False
 
     def __getattr__(self, verb):
         def launch(operation):
@@ -461,8 +461,8 @@ class Recorder:
         yield
         self.stream = MAIN
 
-    def abandon(self):
-        self.abandoned = True
+    def on_failure(self):
+        self.failed = True
 
 
 def test_the_executor_runs_all_on_their_streams():
@@ -470,7 +470,7 @@ def test_the_executor_runs_all_on_their_streams():
     recorder = Recorder()
     schedule.execute(operations, recorder)
     assert recorder.ran == [(operation.verb, operation.stream) for operation in operations]
-    assert not recorder.abandoned
+    assert not recorder.failed
 
 
 def test_a_failure_waits_for_the_side_stream():
@@ -478,7 +478,7 @@ def test_a_failure_waits_for_the_side_stream():
     recorder = Recorder(fails_at=operations[6])
     with pytest.raises(RuntimeError, match="out of memory"):
         schedule.execute(operations, recorder)
-    assert recorder.abandoned
+    assert recorder.failed
     assert len(recorder.ran) == 6
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openrnn.native.nvrtc import LaunchError
+from openrnn.native.nvrtc import DriverError
 from openrnn.native.side_stream import Streams
 
 driver = pytest.importorskip("cuda.bindings.driver")
@@ -63,5 +63,5 @@ def test_a_stream_waits_for_an_event_of_the_other_one(asked):
 def test_what_the_driver_refuses_is_one_sentence(asked, monkeypatch):
     refused = SimpleNamespace(name="CUDA_ERROR_INVALID_HANDLE")
     monkeypatch.setattr(driver, "cuEventRecord", lambda *_: (refused,))
-    with pytest.raises(LaunchError, match="cuEventRecord: CUDA_ERROR_INVALID_HANDLE"):
+    with pytest.raises(DriverError, match="cuEventRecord: CUDA_ERROR_INVALID_HANDLE"):
         Streams(0, 7).wait(0, 1)

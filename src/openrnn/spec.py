@@ -307,7 +307,8 @@ class Problem:
         device: the device's type, "cpu" or "cuda"; capability: its compute capability, on CUDA;
             processors: how many multiprocessors it has, where known.
         grad: the call keeps what backward needs.
-        training: dropout between layers is on.
+        training: the mode of the module. It decides on dropout between layers alone, see `drops`;
+            gradients follow `grad`.
         transform: `torch.func` or forward mode asks for what only the reference has.
         steps: T, where known; reset_state: resets begin from states that are given. They are set
             for `explain` alone: what a call does follows from its own (`ScheduleKey`).

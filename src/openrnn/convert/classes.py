@@ -9,7 +9,7 @@ from openrnn.convert.overrides import hindrance
 from openrnn.nn.cells import CellModule
 from openrnn.nn.subclasses import SUBCLASSES, derive, origin
 
-TWINS: dict[type[nn.Module], type[nn.Module]] = {
+OPENRNN_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     nn.LSTM: ours.LSTM,
     nn.GRU: ours.GRU,
     nn.RNN: ours.RNN,
@@ -22,11 +22,11 @@ THEIRS = (nn.RNNBase, nn.RNNCellBase)
 
 
 @dataclass(frozen=True)
-class Turn:
+class Conversion:
     """What a module becomes.
 
     Args:
-        old, new: a class of torch and its twin of ours, or the other way round: what is made anew
+        old, new: a class of torch and its class of ours, or the other way round: what is made anew
             is made of these.
         kind: the class that the module gets: `new`, or one derived from it.
     """
@@ -36,7 +36,7 @@ class Turn:
     kind: type[nn.Module]
 
 
-def turn(kind: type[nn.Module], to: str, subclass: bool) -> Turn | str:
+def conversion(kind: type[nn.Module], to: str, subclass: bool) -> Conversion | str:
     """What a module of a class becomes, or why it is left.
 
     Args:
@@ -48,35 +48,36 @@ def turn(kind: type[nn.Module], to: str, subclass: bool) -> Turn | str:
 
 def label(kind: type) -> str:
     """The name by which users know a class."""
-    for package, faces in (("torch.nn", TWINS), ("openrnn", TWINS.values())):
-        if kind in faces:
+    for package, classes in (("torch.nn", OPENRNN_CLASSES), ("openrnn", OPENRNN_CLASSES.values())):
+        if kind in classes:
             return f"{package}.{kind.__name__}"
     own = origin(kind)
     if own is not None:
-        face = next(face for face in TWINS.values() if issubclass(kind, face))
-        return f"{label(own)} over {label(face)}"
+        base = next(one for one in OPENRNN_CLASSES.values() if issubclass(kind, one))
+        return f"{label(own)} over {label(base)}"
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _to_openrnn(kind: type[nn.Module], subclass: bool) -> Turn | str:
+def _to_openrnn(kind: type[nn.Module], subclass: bool) -> Conversion | str:
     if issubclass(kind, OURS):
         return "of openrnn already"
-    if kind in TWINS:
-        return Turn(kind, TWINS[kind], SUBCLASSES[kind] if subclass else TWINS[kind])
-    base = next((base for base in TWINS if issubclass(kind, base)), None)
+    if kind in OPENRNN_CLASSES:
+        new = OPENRNN_CLASSES[kind]
+        return Conversion(kind, new, SUBCLASSES[kind] if subclass else new)
+    base = next((base for base in OPENRNN_CLASSES if issubclass(kind, base)), None)
     if base is None:
         return "openrnn has no module of its kind"
-    return hindrance(kind, base) or Turn(base, TWINS[base], derive(kind))
+    return hindrance(kind, base) or Conversion(base, OPENRNN_CLASSES[base], derive(kind))
 
 
-def _to_torch(kind: type[nn.Module]) -> Turn | str:
+def _to_torch(kind: type[nn.Module]) -> Conversion | str:
     if issubclass(kind, THEIRS) and not issubclass(kind, OURS):
         return "of torch already"
-    for theirs, face in TWINS.items():
-        if kind in (face, SUBCLASSES[theirs]):
-            return Turn(face, theirs, theirs)
-        if issubclass(kind, face) and (own := origin(kind)) is not None:
-            return Turn(face, theirs, own)
-        if issubclass(kind, face):
-            return f"a subclass of {label(face)}: its own code would be lost"
+    for theirs, ours_class in OPENRNN_CLASSES.items():
+        if kind in (ours_class, SUBCLASSES[theirs]):
+            return Conversion(ours_class, theirs, theirs)
+        if issubclass(kind, ours_class) and (users := origin(kind)) is not None:
+            return Conversion(ours_class, theirs, users)
+        if issubclass(kind, ours_class):
+            return f"a subclass of {label(ours_class)}: its own code would be lost"
     return "torch has no module of its kind"

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from openrnn import dispatch
-from openrnn.convert.faces import OURS
+from openrnn.convert.classes import OURS
 from openrnn.convert.swap import convert
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # two copies of the same classes
@@ -109,7 +109,7 @@ def _with_callbacks(kind: type[Any]) -> type[Any]:
 def _callbacks(name: str) -> list[type]:
     """The classes `Callback` that are imported already, or else those that can be."""
     loaded = [getattr(sys.modules.get(package), "Callback", None) for package in PACKAGES]
-    found = [face for face in loaded if isinstance(face, type)]
+    found = [one for one in loaded if isinstance(one, type)]
     if found:
         return found
     for package in PACKAGES:

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from torch import nn
 
-from openrnn.convert.faces import label
+from openrnn.convert.classes import label
 
 
 @dataclass(frozen=True)

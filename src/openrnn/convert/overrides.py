@@ -58,7 +58,7 @@ def _names(base: type[nn.Module]) -> set[str]:
     kind = SUBCLASSES[base]
     parts = kind.__mro__[: kind.__mro__.index(nn.Module)]  # those of torch among them
     found = {name for part in parts for name in vars(part)}
-    return found.union(*(vars(face(1, 1, device="meta")) for face in (kind, base)))
+    return found.union(*(vars(one(1, 1, device="meta")) for one in (kind, base)))
 
 
 def _passes_on(code: CodeType | None) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from openrnn.backends.base import Backend
-from openrnn.convert.faces import OURS, THEIRS
+from openrnn.convert.classes import OURS, THEIRS
 from openrnn.convert.outcome import ConversionRow, change_each, table
 from openrnn.convert.swap import convert
 from openrnn.dispatch import BACKENDS
@@ -110,7 +110,7 @@ def _why_not(module: nn.Module) -> str | None:
     weights = module.own_weights() if isinstance(module, Layer) else None
     if isinstance(module, Layer) and weights is None:
         return "its weights are computed by a parametrization: remove that first"
-    if not isinstance(module, Layer) or weights is None or type(module) not in quantized.TWINS:
+    if not isinstance(module, Layer) or weights is None or type(module) not in quantized.QUANTIZED:
         return "only openrnn.LSTM, GRU, RNN and Recurrent themselves can have int8 weights"
     if weights[0].dtype != torch.float32:
         kind = dtype_name(weights[0].dtype)

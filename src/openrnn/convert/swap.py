@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from openrnn import dispatch
 from openrnn import nn as ours
-from openrnn.convert.faces import OURS, THEIRS, TWINS, label, turn
+from openrnn.convert.classes import OPENRNN_CLASSES, OURS, THEIRS, conversion, label
 from openrnn.convert.hints import hint
 from openrnn.convert.outcome import ConversionRow, change_each, noted, table
 from openrnn.nn.fixed_options import OF_SPEC
@@ -24,7 +24,7 @@ SHARED = {
     "cell", "gates", "states", "input_size", "hidden_size", "num_layers", "bidirectional",
     "bias_mode", "proj_size", "dropout",
 }  # fmt: skip
-NAMES = {face.__name__ for face in TWINS}
+NAMES = {one.__name__ for one in OPENRNN_CLASSES}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _convert(
         if isinstance(module, OURS):
             had = Options(module.backend, isinstance(module, THEIRS))
         reason = _slower(module, to, options) if only is None else None
-        reason = reason or _turn(module, to, options if only is None else only[id(module)])
+        reason = reason or _convert_one(module, to, options if only is None else only[id(module)])
         if reason:
             return f"left: {reason}", False
         swapped.append((module, had))
@@ -182,13 +182,13 @@ def _given(model: object) -> str:
     return f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
 
 
-def _turn(module: nn.Module, to: str, options: Options) -> str | None:
-    """Turns one module; or leaves it and says why."""
+def _convert_one(module: nn.Module, to: str, options: Options) -> str | None:
+    """Converts one module; or leaves it and says why."""
     reason = _foreign(module)
     if reason is not None:
         return reason
     kind = parametrize.type_before_parametrizations(module)
-    found = turn(kind, to, options.subclass)
+    found = conversion(kind, to, options.subclass)
     if isinstance(found, str):
         return found
     reason = _inexact(module) if to == "torch" else None
@@ -219,14 +219,14 @@ def _inexact(module: Any) -> str | None:
     return None
 
 
-def _twin(face: type[nn.Module], module: Any) -> nn.Module:
+def _twin(kind: type[nn.Module], module: Any) -> nn.Module:
     """A module of another class with the sizes of this one, without memory."""
     options = {"bias": module.bias, "device": "meta"}
-    if issubclass(face, (nn.RNN, ours.RNN)):
+    if issubclass(kind, (nn.RNN, ours.RNN)):
         options["nonlinearity"] = module.mode.removeprefix("RNN_").lower()  # torch goes by mode
-    if issubclass(face, (nn.RNNCell, ours.RNNCell)):
+    if issubclass(kind, (nn.RNNCell, ours.RNNCell)):
         options["nonlinearity"] = module.nonlinearity
-    if issubclass(face, (nn.RNNBase, ours.Layer)):
+    if issubclass(kind, (nn.RNNBase, ours.Layer)):
         options |= {
             "num_layers": module.num_layers,
             "batch_first": module.batch_first,
@@ -234,7 +234,7 @@ def _twin(face: type[nn.Module], module: Any) -> nn.Module:
         }
         if module.proj_size:
             options["proj_size"] = module.proj_size
-    return face(module.input_size, module.hidden_size, **options)
+    return kind(module.input_size, module.hidden_size, **options)
 
 
 def _misfit(module: nn.Module, twin: nn.Module) -> str | None:

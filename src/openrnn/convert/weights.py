@@ -21,7 +21,7 @@ from openrnn.convert.rewrite import Blocks, Sizes, write
 from openrnn.errors import kind_of
 from openrnn.spec import Spec
 
-FACES: dict[str, tuple[Any, dict[str, Any]]] = {
+LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "lstm": (ours.LSTM, {}),
     "gru": (ours.GRU, {}),
     "rnn_tanh": (ours.RNN, {"nonlinearity": "tanh"}),
@@ -173,7 +173,7 @@ def _layer(
     spec: Spec, dtype: torch.dtype, tensors: list[Tensor], options: dict[str, Any]
 ) -> ours.Layer:
     """A layer of ours with these parameters, in the order of `module_slots`."""
-    face, more = FACES.get(spec.cell, (ours.Recurrent, {"cell": cells.lookup(spec.cell)}))
+    layer_class, more = LAYERS.get(spec.cell, (ours.Recurrent, {"cell": cells.lookup(spec.cell)}))
     known = {
         "input_size": spec.input_size, "hidden_size": spec.hidden_size,
         "num_layers": spec.num_layers, "bidirectional": spec.bidirectional,
@@ -183,7 +183,7 @@ def _layer(
     for name in options:
         if name in known:
             raise TypeError(f"{name} follows from the arrays, it must not be given")
-    layer: ours.Layer = face(**known, **options)
+    layer: ours.Layer = layer_class(**known, **options)
     with torch.no_grad():
         for slot, tensor in zip(params.module_slots(spec), tensors):
             getattr(layer, slot.name).copy_(tensor)

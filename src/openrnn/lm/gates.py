@@ -9,7 +9,7 @@ from openrnn.lm.evaluate import GLANCE, sample_of
 from openrnn.lm.run import TrainingRun
 from openrnn.lm.streams import Streams
 from openrnn.lm.train import Report
-from openrnn.nn.network import resting
+from openrnn.nn.network import eval_mode
 from openrnn.watch.gates import preactivations, why_not, write
 
 STREAMS = 8
@@ -35,7 +35,7 @@ class Gates:
                     moved = gate._replace(layer=layers_below + gate.layer)
                     write(self.writer, "gates", moved, step)
                 layers_below += stack.num_layers
-                with torch.no_grad(), resting(stack):
+                with torch.no_grad(), eval_mode(stack):
                     y = stack(y)[0]
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ import torch
 
 from openrnn.errors import OpenRNNError
 from openrnn.memo import resource
-from openrnn.native.nvrtc import LaunchError
+from openrnn.native.nvrtc import DriverError
 from openrnn.native.side_stream import Streams
 
 LEAST_OPERATIONS = 2  # of a program that pays for looking
@@ -44,7 +44,7 @@ class Graph:
         nodes: how many it has.
 
     Raises:
-        LaunchError: the driver refuses the capture, or there are more than MOST_NODES.
+        DriverError: the driver refuses the capture, or there are more than MOST_NODES.
     """
 
     def __init__(self, streams: Streams, give: Give) -> None:
@@ -71,7 +71,7 @@ class Graph:
             try:
                 _, self.nodes = _check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, 0))
                 if self.nodes > MOST_NODES:
-                    raise LaunchError(f"a graph of {self.nodes} nodes, at most {MOST_NODES}")
+                    raise DriverError(f"a graph of {self.nodes} nodes, at most {MOST_NODES}")
                 (self._exec,) = _check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
             finally:
                 driver.cuGraphDestroy(graph)
@@ -95,7 +95,7 @@ def _check(name: str, answer: Sequence[Any]) -> Sequence[Any]:
     """What the driver answers besides its status."""
     status, *found = answer
     if status:
-        raise LaunchError(f"{name}: {status.name}")
+        raise DriverError(f"{name}: {status.name}")
     return found
 
 
@@ -217,7 +217,7 @@ class Replays:
         try:
             if graph is not None:
                 graph.launch(stream)
-        except LaunchError:  # such as no memory for it outside of torch's allocator
+        except DriverError:  # such as no memory for it outside of torch's allocator
             graph = None
         if graph is None:
             runs.refused = True

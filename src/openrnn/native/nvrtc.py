@@ -32,8 +32,8 @@ class CompileError(OpenRNNError, RuntimeError):
     """A kernel that NVRTC does not take: the message has its name, the options and the log."""
 
 
-class LaunchError(OpenRNNError, RuntimeError):
-    """A kernel that the driver does not start: the message has its name, sizes and the reason."""
+class DriverError(OpenRNNError, RuntimeError):
+    """A call that the CUDA driver refuses: the message says of what, and its status."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class CudaKernel:
         handle = driver.CUkernel(int(self._kernel.handle))
         (status,) = driver.cuKernelSetAttribute(name, value, handle, driver.CUdevice(self.device))
         if status != driver.CUresult.CUDA_SUCCESS:
-            raise LaunchError(f"kernel {self.made.name}: {attribute} {value}: {status.name}")
+            raise DriverError(f"kernel {self.made.name}: {attribute} {value}: {status.name}")
 
     @cached_property
     def max_clusters(self) -> int:
@@ -227,7 +227,7 @@ class CudaKernel:
             status, found = ask(function, self.threads, self.shared)
             found *= torch.cuda.get_device_properties(self.device).multi_processor_count
         if status != done:
-            raise LaunchError(f"kernel {self.made.name}: occupancy: {status.name}")
+            raise DriverError(f"kernel {self.made.name}: occupancy: {status.name}")
         return int(found)
 
     def launch(self, clusters: int, words: Sequence[int], launch_event: int = 0) -> None:
@@ -254,7 +254,7 @@ class CudaKernel:
         config = self._configs.get(key) or self._new_config(key)
         (status,) = self._launch(config, self._function, parameter, 0)
         if status:
-            raise LaunchError(
+            raise DriverError(
                 f"kernel {self.made.name}: {clusters} clusters of {self.cluster} blocks of "
                 f"{self.threads} threads, {self.shared} bytes shared: {status.name}"
             )

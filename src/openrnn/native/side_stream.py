@@ -8,7 +8,7 @@ import torch
 
 from openrnn.memo import resource
 from openrnn.native.device import current_stream
-from openrnn.native.nvrtc import LaunchError
+from openrnn.native.nvrtc import DriverError
 
 DRIVER = 12030  # the first that knows CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT: of CUDA 12.3
 
@@ -101,7 +101,7 @@ class Streams:
     @staticmethod
     def _check(name: str, status: Any) -> None:
         if status:
-            raise LaunchError(f"{name}: {status.name}")
+            raise DriverError(f"{name}: {status.name}")
 
 
 @resource

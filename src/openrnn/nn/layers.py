@@ -224,9 +224,9 @@ def _describe() -> None:
         (RNN, [*torchs[:3], which, *torchs[3:]]),
         (Recurrent, every),
     ]
-    for face, names in rows:
-        face.__doc__ = f"{face.__doc__}{EXTRAS}"
-        face.__signature__ = Signature(names)  # type: ignore[attr-defined]  # looked up by inspect
+    for layer, names in rows:
+        layer.__doc__ = f"{layer.__doc__}{EXTRAS}"
+        layer.__signature__ = Signature(names)  # type: ignore[attr-defined]  # looked up by inspect
 
 
 _describe()

@@ -21,7 +21,7 @@ RESERVED = frozenset(("own_weights", "spec", "step", "stepper", "weights"))
 
 
 @contextmanager
-def resting(module: nn.Module) -> Iterator[None]:
+def eval_mode(module: nn.Module) -> Iterator[None]:
     """A module in eval mode, and each of its parts in its own mode again afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
@@ -207,7 +207,7 @@ class Network(FixedOptions, CachingModule):
         Each parametrization and each hook of `_run_weight_hooks` computes its own once, and
         spectral norms stay as they are.
         """
-        with resting(self):
+        with eval_mode(self):
             self._run_weight_hooks()  # with gradients: what they make stays the layer's attribute
             with torch.no_grad():
                 return [weight.detach() for weight in self.weights()]

@@ -233,7 +233,7 @@ class QuantizedRecurrent(Quantized, Recurrent):
     """`openrnn.Recurrent` with int8 gate matrices; see `Quantized`."""
 
 
-TWINS: dict[type[Layer], type[Quantized]] = {
+QUANTIZED: dict[type[Layer], type[Quantized]] = {
     LSTM: QuantizedLSTM, GRU: QuantizedGRU, RNN: QuantizedRNN, Recurrent: QuantizedRecurrent,
 }  # fmt: skip
 
@@ -262,7 +262,7 @@ def _floating(panels: Tensor, scale: Tensor, units: int, columns: int) -> Tensor
 
 
 def quantize_in_place(layer: Layer) -> None:
-    """Makes a layer one of `TWINS`, in place: its Parameters become buffers."""
+    """Makes a layer one of `QUANTIZED`, in place: its Parameters become buffers."""
     with torch.inference_mode(False), torch.no_grad():
         weights = [weight.detach().clone() for weight in layer.weights()]
         columns: dict[str, int] = {}
@@ -275,7 +275,7 @@ def quantize_in_place(layer: Layer) -> None:
             panels, scale = int8_rows(weight, len(layer.spec.gates))
             layer.register_buffer(slot.name, panels)
             layer.register_buffer(f"{slot.name}_scale", scale)
-    layer.__class__ = TWINS[type(layer)]
+    layer.__class__ = QUANTIZED[type(layer)]
     read = [*layer._names, *(f"{name}_scale" for name in columns)]
     shapes = {name: tuple(layer.get_buffer(name).shape) for name in read}
     vars(layer).update(_columns=columns, _read=read, _shapes=shapes)

@@ -75,7 +75,7 @@ def derive(kind: type[nn.Module]) -> type[nn.Module]:
 
     Its methods stay in front, and what they ask `super()` for is ours.
     """
-    face = SUBCLASSES[next(base for base in SUBCLASSES if issubclass(kind, base))]
+    ours = SUBCLASSES[next(base for base in SUBCLASSES if issubclass(kind, base))]
     for made in kind.__subclasses__():
         if origin(made) is kind:
             return made
@@ -83,7 +83,7 @@ def derive(kind: type[nn.Module]) -> type[nn.Module]:
         "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__,
         "__reduce__": _reduce, "_origin": kind,
     }  # fmt: skip
-    return new_class(kind.__name__, (kind, face), exec_body=lambda space: space.update(names))
+    return new_class(kind.__name__, (kind, ours), exec_body=lambda space: space.update(names))
 
 
 def origin(kind: type[nn.Module]) -> type[nn.Module] | None:

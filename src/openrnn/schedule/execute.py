@@ -15,8 +15,8 @@ class Runner(Protocol):
     def on_stream(self, number: int) -> AbstractContextManager[object]:
         """Within it, what is launched goes to a side stream."""
 
-    def abandon(self) -> None:
-        """An operation failed: whatever runs on side streams is waited for."""
+    def on_failure(self) -> None:
+        """An operation failed: the main stream waits for whatever runs on side streams."""
 
 
 def execute(schedule: Schedule, runner: Runner) -> None:
@@ -29,7 +29,7 @@ def execute(schedule: Schedule, runner: Runner) -> None:
                 with runner.on_stream(stream):
                     _run(operations, runner)
     except BaseException:
-        runner.abandon()
+        runner.on_failure()
         raise
 
 

@@ -6,7 +6,7 @@ once or as a single step.
 
 from collections.abc import Iterator, Sequence
 
-from openrnn.schedule import both_directions, single_step, stack, wavefront
+from openrnn.schedule import both_directions, one_launch, single_step, wavefront
 from openrnn.schedule.chunks import Chunking
 from openrnn.schedule.operations import (
     MAIN,
@@ -41,7 +41,7 @@ def forward(
     if chunkings[0][0].mode == "wavefront":
         return tuple(wavefront.forward([chunking for (chunking,) in chunkings], dropout))
     if chunkings[0][0].mode == "one_launch":
-        return tuple(stack.forward(len(chunkings), chunkings[0][0].whole))
+        return tuple(one_launch.forward(len(chunkings), chunkings[0][0].whole))
     streams = both_directions.product_streams(backward=False)
     for layer, directions in enumerate(chunkings):
         if directions[0].mode == "both_directions":
@@ -116,7 +116,7 @@ def backward(
     if chunkings[0][0].mode == "wavefront":
         return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
     if chunkings[0][0].mode == "one_launch":
-        return tuple(stack.backward(len(chunkings), chunkings[0][0].whole, fork_streams))
+        return tuple(one_launch.backward(len(chunkings), chunkings[0][0].whole, fork_streams))
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet
     for layer in reversed(range(len(chunkings))):
         if dropout and layer:

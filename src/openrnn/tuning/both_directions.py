@@ -10,6 +10,7 @@ MAX_TIME_RATIO = 0.9  # of the time in turn, at most, that both at once must tak
 # factor on a step's time if blocks of both loops share multiprocessors: measured 1.0 to 1.5, for
 # LSTMs of H 256 and 512 at B 32 and 64 on an H200
 SHARED = 1.25
+IN_TURN = 0  # for `loops_to_fit`: no two loops at once
 
 
 def fits_twice(loop: plan.LoopRequest) -> bool:
@@ -102,7 +103,7 @@ def loops_to_fit(
 ) -> int:  # fmt: skip
     """How many loops the kernel of both directions is chosen for, if they run at the same time.
 
-    0: They run in turn.
+    IN_TURN: They run one after the other.
     1: They run at the same time, in the kernel that is quickest alone: two of it fit.
     2: They run at the same time, in the quickest kernel of which the device holds two.
 
@@ -127,7 +128,7 @@ def loops_to_fit(
         if slower is None or steps * several - own <= steps * slower.several - saved:
             times, loops, saved = plan.StepTimes(alone, several), 1, own
     if times is None or times.several > MAX_TIME_RATIO * 2 * times.alone:
-        return 0
+        return IN_TURN
     gained = steps * (2 * times.alone - times.several) + saved
     pays = steps * times.several >= LEAST_US and lost < gained
-    return loops if pays else 0
+    return loops if pays else IN_TURN

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from openrnn import functional, tensors
 from openrnn.nn import Layer
-from openrnn.nn.network import resting
+from openrnn.nn.network import eval_mode
 
 # a sigmoid there is within 0.05 of its ends, a tanh within 0.005
 SATURATED = 3.0
@@ -31,7 +31,7 @@ class Gate(NamedTuple):
 
 def why_not(layer: Layer) -> str | None:
     """Why a layer's pre-activations are not to be had; None where they are."""
-    with resting(layer):
+    with eval_mode(layer):
         return _why_not(layer, layer.weights())
 
 
@@ -68,7 +68,7 @@ def preactivations(
         ValueError: the layer has none, as `why_not` says.
     """
     spec, given = layer.spec, {"lengths": lengths, "reset": reset, "reset_state": reset_state}
-    with resting(layer):  # where a spectral norm and the like stay as they are
+    with eval_mode(layer):  # where a spectral norm and the like stay as they are
         read = layer.weights()
         reason = _why_not(layer, read)
         if reason:

@@ -123,7 +123,7 @@ class ProgramBuilder:
         """Nothing: operations run one after the other, on all threads."""
         return nullcontext()
 
-    def abandon(self) -> None:
+    def on_failure(self) -> None:
         """Nothing runs while operations are written down."""
 
     def make(

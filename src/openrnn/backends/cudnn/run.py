@@ -87,6 +87,7 @@ class CallPlan:
 
     Args:
         layout: of x and y, as `layout_of` says.
+        training: cuDNN's forward mode: dropout is drawn, and the reserve written for backward.
         host: (B,) int32, lengths on the host; None where every row has T steps.
         states: the random states of a dropout, whose address is `kind.drop`.
         least: the reserve's size as the operator's fake has it.

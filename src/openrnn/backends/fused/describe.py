@@ -137,10 +137,10 @@ def _of_several(
             _in_spite(problem, name, several_layers.wavefront_refusal(problem, steps, batch))
         ]
     if spec.bidirectional:
-        ways = both_at_once(problem, kind, option_names, steps, batch)
-        if 2 not in ways:
+        loop_counts = both_at_once(problem, kind, option_names, steps, batch)
+        if 2 not in loop_counts:
             return refused
-        some = " in some layers" if len(ways) > 1 else ""
+        some = " in some layers" if len(loop_counts) > 1 else ""
         head = (
             f"{name} of both directions at once{some}, unless products beside one loop gain more: "
         )

@@ -173,7 +173,7 @@ class ForwardLoops(PassRunner):
             finals, all_states: of all steps.
         """
         direction, chunk = operation.direction, operation.chunk
-        stack, stepwise = inputs.loop.config.layers > 1, inputs.loop.config.stepwise
+        several_layers, stepwise = inputs.loop.config.layers > 1, inputs.loop.config.stepwise
         weights, size = inputs.weights, y.element_size()
         layer = weights.layer
         recurrent = weights.recurrent_padded if stepwise else weights.recurrent
@@ -181,7 +181,7 @@ class ForwardLoops(PassRunner):
         (lengths, order, reset), (chunk_in, chunk_out) = self.mask_addresses(chunk), chunk_states
         return inputs.loop.args.words(
             weight=recurrent.data_ptr(),
-            w_ih=weights.stack_input.data_ptr() if operation.layer and stack else 0,
+            w_ih=weights.stack_input.data_ptr() if operation.layer and several_layers else 0,
             x=inputs.x_gates.data_ptr(),
             x_step_bytes=(-x_step if direction else x_step) * size,
             x_row=x_row,

@@ -156,19 +156,19 @@ class Weights:
         return self._recurrent_by_planes
 
 
-def transpose_all(stack: Sequence[Weights]) -> None:
+def transpose_all(layers: Sequence[Weights]) -> None:
     """Transposes all matrices that backward of a stack reads, by one launch."""
-    jobs = [one.layer.permutation(one.w_hh, one.layer.recurrent_order, True) for one in stack]
+    jobs = [one.layer.permutation(one.w_hh, one.layer.recurrent_order, True) for one in layers]
     jobs += [
-        one.layer.permutation(one.input_matrix, one.layer.input_order, True) for one in stack[1:]
+        one.layer.permutation(one.input_matrix, one.layer.input_order, True) for one in layers[1:]
     ]
-    layer, blocks = stack[0].layer, jobs[0][2]  # all matrices have one shape
+    layer, blocks = layers[0].layer, jobs[0][2]  # all matrices have one shape
     words = [words for _, words, _ in jobs]
     kernels.launch_several("permute_weights", layer.dtype_name, layer.device, words, blocks)
     transposed = [made for made, _, _ in jobs]
-    for one, made in zip(stack, transposed):
+    for one, made in zip(layers, transposed):
         one._recurrent_transposed = made
-    for one, made in zip(stack[1:], transposed[len(stack) :]):
+    for one, made in zip(layers[1:], transposed[len(layers) :]):
         one.input_transposed = made
 
 
@@ -303,7 +303,7 @@ class PassRunner:
         if operation.stream == MAIN:
             self._sides.pop(operation.other, None)
 
-    def abandon(self) -> None:
+    def on_failure(self) -> None:
         for number in self._sides:
             self._wait(MAIN, number)
 
