@@ -295,6 +295,22 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
     assert loaded == ([(kind, 1, 4)] if wanted or absent else [])
 
 
+@pytest.mark.parametrize("reset_states", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reset_states_refuse_a_wavefront_to_calls_and_to_explain(monkeypatch, kind, reset_states):
+    """By one test, of the problem: that of a call says whether it gives them."""
+    asked = problem(wavefront=32, reset=True)
+    on_a_device(monkeypatch, lambda loops: None)
+    monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: "a wavefront")
+    key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
+    found = layers_at_once(key, PLAIN_LOOPS[kind], KINDS[kind], True)
+    clear_caches()
+    assert found == (None if reset_states else "a wavefront")
+    told_as = replace(asked, reset_state=reset_states)
+    refusal = several_layers.wavefront_refusal(told_as, 128, 64)
+    assert (refusal is not None) == reset_states
+
+
 @pytest.mark.parametrize("wavefront", [None, 1])
 @pytest.mark.parametrize("slower", [False, True])
 @pytest.mark.parametrize("kind", KINDS)

@@ -55,19 +55,15 @@ class PreparedGradCall(PreparedCall, Protocol):
         """Y, the final states and the reserve, of those that are ready."""
 
     def backward(
-        self,
-        every: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        grads: Sequence[Tensor | None],
+        self, every: Sequence[Tensor], outputs: Sequence[Tensor], grads: Sequence[Tensor | None],
         needs: tuple[bool, ...],
-    ) -> list[Tensor | None]:
-        """The gradients of x, parameters and states that are needed, in this order.
+    ) -> list[Tensor | None]:  # fmt: skip
+        """The gradients of x, parameters and states, None where not needed.
 
         Args:
-            needs: a bool for each of x, parameters and states, in this order. That of `Needs.flat`
-                is another: x, states, parameters.
             outputs: y and the reserve, as forward returned them.
             grads: of y and the final states.
+            needs: see `Needs.of_prepared`.
         """
 
 
@@ -118,8 +114,8 @@ class Call:
 def lengths_reset_seed(problem: Problem, tensors: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
     """Lengths, resets and seed of a call made again: those that it has, in this order."""
     rest = iter(tensors)
-    there = problem.lengths, problem.reset, problem.drops
-    return tuple([next(rest) if given else None for given in there])
+    given = problem.lengths, problem.reset, problem.drops
+    return tuple([next(rest) if one else None for one in given])
 
 
 @dataclass(slots=True)
@@ -142,12 +138,17 @@ class Cotangents:
 
 
 class Needs(NamedTuple):
-    """Which gradients are wanted; unwanted ones come back as None."""
+    """Which gradients are wanted, in the operator's order; unwanted ones come back as None."""
 
     x: bool
     states: tuple[bool, ...]
     params: tuple[bool, ...]
     reset_states: tuple[bool, ...]
+
+    @classmethod
+    def of_prepared(cls, flags: tuple[bool, ...], params: int, states: int) -> "Needs":
+        """From a flag for each tensor of a `PreparedCall`, whose parameters precede its states."""
+        return cls(flags[0], flags[1 + params : 1 + params + states], flags[1 : 1 + params], ())
 
     @property
     def flat(self) -> tuple[bool, ...]:

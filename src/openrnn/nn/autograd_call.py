@@ -115,7 +115,7 @@ class AutogradCall:
             for grad, shape in zip(grads, self._result_shapes)
         ]
         y, *reserve = outputs
-        wanted = Needs(needs[0], needs[count:last], needs[1:count], ())
+        wanted = Needs.of_prepared(needs, len(params), len(states))
         y = y.reshape(self._result_shapes[0])
         dx, *rest = op.gradients(self.route, inputs, y, reserve, shaped, wanted)
         d_states, d_params = rest[: len(states)], rest[len(states) :]

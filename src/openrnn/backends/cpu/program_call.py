@@ -102,9 +102,7 @@ class ProgramGradCall(ProgramCall):
         return program.reads(len(self.strides) + index)
 
     def _backward(self, needs: tuple[bool, ...], given: Any) -> backwards.BackwardProgram:
-        last = len(self._input_shapes) + self._params  # then come masks
-        params, states = needs[1 : 1 + self._params], needs[1 + self._params : last]
-        asked = Needs(needs[0], states, params, ())
+        asked = Needs.of_prepared(needs, self._params, len(self._input_shapes) - 1)
         finals = given[1:] if any(given[1:]) else ()
         made = backwards.program(self.key, backwards.IncomingGradients(given[0], finals, ()), asked)
         shapes_of = dict(zip((made.x, *made.states), self._input_shapes))

@@ -176,7 +176,7 @@ class ProgramGradCall(ProgramCall):
         Args:
             present: which of the gradients of y and the final states there are.
         """
-        count, first = len(self._views), 1 + self._param_count
+        count, params = len(self._views), self._param_count
         call, rest = self.called(tensors[:count]), iter(tensors[count:])
         y = next(rest).view(self._results[0])
         reserve = [next(rest) for _ in self.saved[1:]]
@@ -184,6 +184,6 @@ class ProgramGradCall(ProgramCall):
             next(rest).view(shape) if there else None
             for there, shape in zip(present, self._results)
         ]
-        wanted = Needs(needs[0], needs[first : self._aligned_count], needs[1:first], ())
+        wanted = Needs.of_prepared(needs, params, self._aligned_count - 1 - params)
         found = self.backend.backward(call, y, reserve, Cotangents(dy, finals, []), wanted)
         return [found.x, *found.params, *found.states]

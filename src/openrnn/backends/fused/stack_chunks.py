@@ -23,11 +23,12 @@ def fills_of(kind: str, loop: prepared.PreparedLoop) -> frozenset[str]:
 
 
 def _with_device(key: ScheduleKey) -> Problem:
-    """The problem, with its device."""
+    """The problem as `explain` is given it: with its device and what its call passes."""
     about = torch.cuda.get_device_properties(key.device)
     return replace(
-        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count
-    )
+        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count,
+        reset_state=key.reset_states,
+    )  # fmt: skip
 
 
 def layers_at_once(
@@ -80,8 +81,6 @@ def in_wavefront(
 
     Args: see `layers_at_once`.
     """
-    if key.reset_states:
-        return None
     try:
         loop = prepared.loop_for(key.layer(0, 0), key.batch, options, found.loops)
     except kernels.NoKernelError:
