@@ -225,26 +225,14 @@ def _across(
     groups, grads = _groups(cut, x, *given)
     dropping = spec.drops(training)
     generators = _generators(cut, generator if dropping else None)
-
-    def routes(cut: Sequence[Stage]) -> list[Route]:
-        asked = [
-            ProblemKey(
-                stage.spec.text, x.dtype, stage.device,
-                precision_of(stage.spec, x.dtype, stage.device.type), grad,
-                stage.spec.drops(training), lengths is not None, reset is not None, return_states,
-                False, stage.spec.drops(training) and own is not None, problem_key.size_class(x),
-            )
-            for stage, grad, own in zip(cut, grads, generators)
-        ]  # fmt: skip
-        return [functional.choose(pipeline.backend, each) for each in asked]
-
-    found = routes(cut)
+    asked = x, grads, generators, lengths is not None, reset is not None, return_states
+    found = _routes(pipeline, cut, *asked)
     # by default chunks are for "fused" alone: with other backends the host launches each step
     fused = all(route.constants.backend == "fused" for route in found)
     number = pipeline.chunks or (chunks_for(cut, steps) if fused else 1)
     if number > 1:
         cut = stages.cut(spec, pipeline.devices, chunked=True)
-        found = routes(cut)
+        found = _routes(pipeline, cut, *asked)
     size = max(1, -(-steps // number))
     chunks = [slice(begin, min(begin + size, steps)) for begin in range(0, max(steps, 1), size)]
     if lengths is not None:
@@ -252,24 +240,57 @@ def _across(
         begins = torch.arange(0, max(steps, 1), size, device=x.device)[:, None]
         lengths = (lengths - begins).clamp(0, size)  # of each chunk
     reset = None if reset is None else functional.check_reset(reset, x)
-    plan = Plan(cut, found, chunks, [], spec.dropout if dropping else 0.0, generators, [])
+    masks_of_stages: list[list[tuple[Any, ...]]] = []
+    known: list[dict[Any, Any] | None] = []
     # calls that no `PreparedCall` is made for
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
     odd = return_states or lengths is not None or reset is not None or bool(given[2])
     odd = odd or not x.numel() or hooks(False) is not None
-    nothing = [None] * len(chunks)
     for index, (stage, group, own, route) in enumerate(zip(cut, groups, generators, found)):
         if route.constants.backend == "reference" and pipeline.backend == "auto":
             dispatch.warn_if_large(route.problem, steps, batch)
-        ends: Any = nothing if lengths is None else lengths.to(stage.device)
-        mask, drops = None if reset is None else reset.to(stage.device), stage.spec.drops(training)
-        resets: Any = nothing if mask is None else [mask[chunk] for chunk in chunks]
-        seeds: Any = _seeds(route.constants.backend, stage, own, len(chunks)) if drops else nothing
-        plan.masks.append([*zip(ends, resets, seeds)])
+        drops = stage.spec.drops(training)
+        seeds = _seeds(route.constants.backend, stage, own, len(chunks)) if drops else None
+        masks_of_stages.append(_masks(stage, chunks, lengths, reset, seeds))
         alone = odd or drops or not all(map(Tensor.is_contiguous, (*group.params, *group.states)))
         cache = pipeline._call_cache.module_cache
-        plan.known.append(None if alone else cache.setdefault((index, route), {}))
+        known.append(None if alone else cache.setdefault((index, route), {}))
+    drop = spec.dropout if dropping else 0.0
+    plan = Plan(cut, found, chunks, masks_of_stages, drop, generators, known)
     return stages.run(plan, x, groups)
+
+
+def _routes(
+    pipeline: Pipeline, cut: Sequence[Stage], x: Tensor, grads: Sequence[bool],
+    generators: Sequence[torch.Generator | None], lengths: bool, reset: bool, return_states: bool,
+) -> list[Route]:  # fmt: skip
+    """How each stage runs; lengths, reset: the call has them."""
+    asked = [
+        ProblemKey(
+            stage.spec.text, x.dtype, stage.device,
+            precision_of(stage.spec, x.dtype, stage.device.type), grad, drops, lengths, reset,
+            return_states, False, drops and own is not None, problem_key.size_class(x),
+        )
+        for stage, grad, own in zip(cut, grads, generators)
+        for drops in [stage.spec.drops(pipeline.training)]
+    ]  # fmt: skip
+    return [functional.choose(pipeline.backend, each) for each in asked]
+
+
+def _masks(
+    stage: Stage, chunks: Sequence[slice], lengths: Tensor | None, reset: Tensor | None,
+    seeds: list[Tensor] | None,
+) -> list[tuple[Any, ...]]:  # fmt: skip
+    """Lengths, resets and seed of each chunk in a stage, on its device.
+
+    Args:
+        lengths: of each chunk; reset: of all steps.
+    """
+    nothing = [None] * len(chunks)
+    ends: Any = nothing if lengths is None else lengths.to(stage.device)
+    mask = None if reset is None else reset.to(stage.device)
+    resets: Any = nothing if mask is None else [mask[chunk] for chunk in chunks]
+    return [*zip(ends, resets, seeds or nothing)]
 
 
 def chunks_for(cut: Sequence[Stage], steps: int) -> int:

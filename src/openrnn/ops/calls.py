@@ -21,7 +21,8 @@ from openrnn import (
 )
 from openrnn.backends.base import Call
 from openrnn.params import check, module_slots, size, unpack
-from openrnn.spec import Spec, precision_of
+from openrnn.problem_key import ProblemKey
+from openrnn.spec import Problem, Spec, precision_of
 
 
 def _version(tensor: Tensor) -> int:
@@ -265,6 +266,25 @@ def _seed(
     return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset], device=device)
 
 
+def _checked_input(spec: Spec, x: Tensor, time_major: bool) -> Tensor:
+    """x as it is read; raises ValueError where its dtype or shape is another."""
+    x = outside("x", x)
+    problem_key.check_dtype(x.dtype)
+    if x.dim() != 3 or x.shape[-1] != spec.input_size:
+        layout = "T, B" if time_major else "B, T"
+        raise ValueError(f"x must have shape ({layout}, {spec.input_size}), got {tuple(x.shape)}")
+    return x
+
+
+def _chosen(key: ProblemKey, backend: str, x: Tensor) -> tuple[Problem, str]:
+    """The problem of a call of x (T, B, I), and the backend that takes it."""
+    problem = problem_key.problem_of(key)
+    name = dispatch.select(problem, backend)
+    if backend == "auto" and name == "reference":
+        dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
+    return problem, name
+
+
 def forward(
     x: Tensor,
     params: Tensor | Sequence[Tensor],
@@ -310,11 +330,7 @@ def forward(
         ((5, 2, 4), None, None)
     """
     cells.check(spec)
-    x = outside("x", x)
-    problem_key.check_dtype(x.dtype)
-    if x.dim() != 3 or x.shape[-1] != spec.input_size:
-        layout = "T, B" if time_major else "B, T"
-        raise ValueError(f"x must have shape ({layout}, {spec.input_size}), got {tuple(x.shape)}")
+    x = _checked_input(spec, x, time_major)
     if reset_states is not None and reset is None:
         raise ValueError("reset_states are what reset puts in place: needs reset, got None")
     if not time_major:
@@ -329,16 +345,14 @@ def forward(
             _filled(spec, resets, x, reset_names), lengths, reset,
         )  # fmt: skip
     drops = spec.drops(is_training)
-    problem = problem_key.problem_of(
-        problem_key.ProblemKey(
+    problem, name = _chosen(
+        ProblemKey(
             spec.text, x.dtype, x.device, precision_of(spec, x.dtype, x.device.type), is_training,
             drops, lengths is not None, reset is not None, return_states, problem_key.transformed(),
             drops and generator is not None, problem_key.size_class(x), found.why,
-        )
+        ),
+        backend, x,
     )  # fmt: skip
-    name = dispatch.select(problem, backend)
-    if backend == "auto" and name == "reference":
-        dispatch.warn_if_large(problem, x.shape[0], x.shape[1])
     with torch.inference_mode(False), torch.no_grad():
         call = Call(
             problem,
@@ -354,17 +368,13 @@ def forward(
         with uncast(x.device):
             run = partial(time_reversed.forward, dispatch.BACKENDS[name])
             out = functional.by_operators(call, run)
-    y, all_states = out.y, out.all_states
-    reserve = None
+    y, all_states, reserve = out.y, out.all_states, None
     if is_training:
-        given = [
-            state
-            for state, tensor in zip((*names, *reset_names), (*states, *resets))
-            if tensor is not None
-        ]
+        every = zip((*names, *reset_names), (*states, *resets))
+        given = frozenset(state for state, tensor in every if tensor is not None)
         reserve = Reserve(
-            call=call, y=y, kept=out.reserve, backend=name, time_major=time_major,
-            given=frozenset(given), versions=_versions(call, y, out.reserve),
+            call=call, y=y, kept=out.reserve, backend=name, time_major=time_major, given=given,
+            versions=_versions(call, y, out.reserve),
         )  # fmt: skip
     if not time_major:
         y, all_states = y.transpose(0, 1), [states.transpose(1, 2) for states in all_states]

@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 from openrnn import functional, tensors
 from openrnn.nn import Layer
 from openrnn.nn.network import eval_mode
+from openrnn.spec import Spec
 
 # a sigmoid there is within 0.05 of its ends, a tanh within 0.005
 SATURATED = 3.0
@@ -93,27 +94,38 @@ def preactivations(
     inside = _inside(x, lengths)
     for chain in range(spec.chains):
         layer_index, turned = divmod(chain, spec.directions)
-        backward = spec.reverse or bool(turned)
-        suffix = f"_l{layer_index}{'_reverse' if turned else ''}"
-        w_ih, b_ih = (weights.get(f"{kind}_ih{suffix}") for kind in ("weight", "bias"))
-        w_hh, b_hh = weights[f"weight_hh{suffix}"], weights.get(f"bias_hh{suffix}")
         below = h[spec.directions * (layer_index - 1) : spec.directions * layer_index]
         source = x if layer_index == 0 else torch.cat(list(below), dim=-1)
         before = _before(
             h[chain],
             None if start is None else start[0][chain],  # of h, which is emitted
             None if anew is None else anew[0][chain],
-            reset, lengths, backward,
+            reset, lengths, spec.reverse or bool(turned),
         )  # fmt: skip
-        if w_ih is None:  # x is added as it is, to every gate or to each its own
-            many = 1 if source.shape[-1] == len(spec.gates) * spec.hidden_size else len(spec.gates)
-            left = source.repeat(1, 1, many)
-            left = left if b_ih is None else left + b_ih
-        else:
-            left = linear(source, w_ih, b_ih)
-        total = (left + linear(before, w_hh, b_hh))[inside]
+        suffix = f"_l{layer_index}{'_reverse' if turned else ''}"
+        total = _sums(spec, weights, suffix, source, before)[inside]
         for gate, values in zip(spec.gates, total.chunk(len(spec.gates), -1)):
             yield Gate(layer_index, bool(turned), gate, values)
+
+
+def _sums(
+    spec: Spec, weights: dict[str, Tensor], suffix: str, source: Tensor, before: Tensor
+) -> Tensor:
+    """Input side plus recurrent side of all gates (T, B, G*H), of one layer and direction.
+
+    Args:
+        suffix: of the names of its parameters.
+        source, before: what it reads in each step, and h before the step.
+    """
+    w_ih, b_ih = (weights.get(f"{kind}_ih{suffix}") for kind in ("weight", "bias"))
+    w_hh, b_hh = weights[f"weight_hh{suffix}"], weights.get(f"bias_hh{suffix}")
+    if w_ih is not None:
+        left = linear(source, w_ih, b_ih)
+    else:  # x is added as it is, to every gate or to each its own
+        many = 1 if source.shape[-1] == len(spec.gates) * spec.hidden_size else len(spec.gates)
+        left = source.repeat(1, 1, many)
+        left = left if b_ih is None else left + b_ih
+    return left + linear(before, w_hh, b_hh)
 
 
 def _inside(x: Tensor, lengths: Tensor | None) -> Tensor:
