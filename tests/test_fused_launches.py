@@ -115,7 +115,7 @@ def wavefront_if_asked(key, *_):
     if not asked or key.layer(0, 0).units != key.spec.hidden_size:
         return None
     edges = chunks.even(-(-key.steps // asked), key.steps)
-    cut = Chunking(edges, mode="wavefront", overlap=schedules.supported())
+    cut = Chunking(edges, mode="wavefront", overlap=schedules.has_launch_events())
     return ((cut,),) * key.spec.num_layers
 
 
@@ -182,7 +182,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(cublaslt.Product, "run", lambda *_: None)
     monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: False)
     monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
-    monkeypatch.setattr(schedules, "supported", lambda: False)
+    monkeypatch.setattr(schedules, "has_launch_events", lambda: False)
     monkeypatch.setattr(schedules, "layers_at_once", wavefront_if_asked)
     return step
 
@@ -278,7 +278,7 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     monkeypatch.setattr(plan, "microseconds_of", lambda *_: 0.5)
     monkeypatch.setattr(plan, "step_times", lambda *_: plan.StepTimes(0.5, asked["several"]))
     monkeypatch.setattr(both_directions, "fits_twice", lambda _: asked["held"])
-    monkeypatch.setattr(schedules, "supported", lambda: True)
+    monkeypatch.setattr(schedules, "has_launch_events", lambda: True)
     if "slowdown" in asked:
         step = overlap.LoopStep(0.5, 0.5, asked["slowdown"], overlap.OF_CLUSTERS)
         monkeypatch.setattr(schedules, "_loop_step", lambda *_: step)
@@ -320,7 +320,7 @@ def test_kernels_that_schedules_choose_are_known_by_values(
 
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(kernels, "kernel", kernel)
-    monkeypatch.setattr(schedules, "supported", lambda: True)
+    monkeypatch.setattr(schedules, "has_launch_events", lambda: True)
     spec = cells.lstm.spec(hidden, hidden, num_layers=layers, bidirectional=True)
     problem = Problem(
         spec, torch.bfloat16, "cuda", grad=True, capability=(9, 0), processors=132
@@ -358,7 +358,7 @@ def test_a_wavefront_of_grids_has_their_loops_and_fills(monkeypatch, wanted, cha
 
     on_a_device(monkeypatch, kernel)
     model = wavefront.Wavefront(3, asked["loops"], 1.0, 2.0)
-    monkeypatch.setattr(stack_chunks, "supported", lambda: True)
+    monkeypatch.setattr(stack_chunks, "has_launch_events", lambda: True)
     problem = Problem(cells.lstm.spec(64, 64, num_layers=2), torch.bfloat16, "cuda")
     key = schedules.ScheduleKey(problem, 0, 30, 8, False, False)
     on = ForwardOptions(False, False, False, False, False)

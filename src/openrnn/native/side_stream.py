@@ -14,7 +14,7 @@ DRIVER = 12030  # the first that knows CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVE
 
 
 @cache
-def supported() -> bool:
+def has_launch_events() -> bool:
     """Whether the driver can say that all blocks of a launch have begun."""
     from cuda.bindings import driver
 

@@ -22,7 +22,7 @@ from openrnn.backends.fused.layer import (
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.stack_chunks import Chunkings, fills_of, layers_at_once
 from openrnn.memo import memo
-from openrnn.native.side_stream import supported
+from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Spec
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
@@ -143,7 +143,7 @@ def _with_both_directions(
         loops = choose_both_directions(
             key, layer, found[layer], options, option_names, columns(layer), inner, above
         )
-        if not loops:
+        if loops == both_directions.IN_TURN:
             return found[layer]
         loop = prepared.loop_for(key.layer(layer, 0), key.batch, options, loops)
         fills = fills_of(options.kind, loop)
@@ -177,7 +177,7 @@ def choose_both_directions(
         for how many loops at once their kernel is ranked, as `both_directions.loops_to_fit`.
     """
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
-        return 0
+        return both_directions.IN_TURN
     one = key.layer(layer, 0)
     loop = _request(one, options.kind, option_names, key.batch)
     products = _products_beside_loops(key, layer, inner, above)
@@ -198,16 +198,17 @@ def choose_both_directions(
                 # its own weights' products run beside the loops of the layer below
                 lost -= 2 * _products_time(key, one, columns - key.spec.layer_input(layer))
             loops = both_directions.loops_to_fit(loop, key.steps, twice, lost, products)
-        return loops if loops < 2 or _driver_fits_twice(one, key.batch, options, 2) else 0
+        fits = loops < 2 or _driver_fits_twice(one, key.batch, options, 2)
+        return loops if fits else both_directions.IN_TURN
     except kernels.NoKernelError:
-        return 0
+        return both_directions.IN_TURN
 
 
 def idle(
     key: ScheduleKey, layer: int, options: LoopOptions, option_names: plan.OptionNames, loops: int
 ) -> float:
     """The share of multiprocessors that two loops at once leave for products; 0 for little."""
-    if not supported():
+    if not has_launch_events():
         return 0.0
     return both_directions.idle(
         _request(key.layer(layer, 0), options.kind, option_names, key.batch), loops
@@ -233,7 +234,7 @@ def _products_beside_loops(
     one = key.layer(layer, 0)
     inner = 0 if key.reset_states or one.no_input_matrix else inner
     found = overlap.side_products(partial(_products_time, key, one), inner, above)
-    return found if any(found) and supported() else overlap.NO_SIDE_PRODUCTS
+    return found if any(found) and has_launch_events() else overlap.NO_SIDE_PRODUCTS
 
 
 def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:
@@ -308,7 +309,7 @@ def _loop_step(
     No multiprocessor counts as idle where the driver has no launch completion events.
     """
     step = overlap.loop_step(_request(layer, kind, option_names, 8 * tiles))
-    return step if supported() else step._replace(idle=0.0)
+    return step if has_launch_events() else step._replace(idle=0.0)
 
 
 def _request(

@@ -7,7 +7,7 @@ import torch
 from openrnn.backends.fused import kernels, prepared, several_layers
 from openrnn.backends.fused.layer import LoopOptions
 from openrnn.backends.fused.schedule_key import ScheduleKey
-from openrnn.native.side_stream import supported
+from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunking
 from openrnn.spec import Problem
 from openrnn.tuning import chunks, plan
@@ -91,7 +91,8 @@ def in_wavefront(
     if (loop.polls and not several) or loop.config.reads_r:
         return None
     cut = Chunking(
-        chunks.even(found.chunks, key.steps), overlap=wanted and found.loops == 1 and supported(),
+        chunks.even(found.chunks, key.steps),
+        overlap=wanted and found.loops == 1 and has_launch_events(),
         mode="wavefront", loops=found.loops, fills=fills_of(options.kind, loop),
     )  # fmt: skip
     return ((cut,),) * key.spec.num_layers
