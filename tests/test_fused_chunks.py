@@ -184,7 +184,7 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     """Few rows and long calls; not where products are short or the loop takes all."""
     h200 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
-    monkeypatch.setattr(schedules, "supported", lambda: True)
+    monkeypatch.setattr(schedules, "has_launch_events", lambda: True)
 
     def of(cell, hidden, dtype=torch.float16):
         return layer.LayerKernels(cell.spec(hidden, hidden), 0, dtype, 0)
@@ -202,7 +202,7 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     assert schedules.edges(small, "backward", (), 1024, 512, 3 * 512) == []
     vanilla = of(cells.rnn_tanh, 1024, torch.bfloat16)  # a grid of nearly all blocks
     assert schedules.edges(vanilla, "backward", (), 4096, 16, 3 * 1024) == []
-    monkeypatch.setattr(schedules, "supported", lambda: False)
+    monkeypatch.setattr(schedules, "has_launch_events", lambda: False)
     old = of(cells.lstm, 512)
     assert schedules.edges(old, "backward", (), 1024, 16, 3 * 512) == []
 

@@ -252,7 +252,7 @@ def pretended(monkeypatch):
         reset=None, seed=None, **options,
     ):  # fmt: skip
         monkeypatch.setattr(schedules, "idle", lambda *_: float(overlap))
-        monkeypatch.setattr(schedules, "supported", lambda: overlap)
+        monkeypatch.setattr(schedules, "has_launch_events", lambda: overlap)
         monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: int(at_once))
         monkeypatch.setattr(
             schedules, "edges_of_both",

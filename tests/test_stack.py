@@ -239,7 +239,7 @@ BOTH, NEITHER, FORWARD, BACKWARD = {"forward", "backward"}, set(), {"forward"}, 
      (NEITHER, BOTH, {"hidden": 768, "layers": 2}), (FORWARD, BOTH, {"hidden": 192}),
      (NEITHER, FORWARD, {"hidden": 704, "layers": 3}),
      (BOTH, BOTH, {"hidden": 256, "layers": 8, "steps": 64}), (NEITHER, NEITHER, {"steps": 0}),
-     (FORWARD, BOTH, {"hidden": 384}), (FORWARD, BOTH, {"hidden": 256}),
+     (BOTH, BOTH, {"hidden": 384}), (FORWARD, BOTH, {"hidden": 256}),
      (NEITHER, NEITHER, {"place": ((8, 0), 108)}), (NEITHER, NEITHER, {"place": ((10, 0), 132)}),
      (NEITHER, BOTH, {"place": (HOPPER, 130)}), (NEITHER, BOTH, {"place": (HOPPER, 144)}),
      (NEITHER, BACKWARD, {"place": (HOPPER, 66)}), (NEITHER, BOTH, {"layers": 5}),
@@ -419,19 +419,22 @@ def test_the_flag_buffer_is_what_the_kernel_counts(kind, batch):
     """`Exchange` of multicast_exchange.cuh: counters, messages, what is published; 8 steps of it.
 
     A counter is 128 bytes, of each layer, set of rows and part of K; messages, of even and of odd
-    steps, are float32 sums of a block's cells from each other block with the same units.
+    steps, are float32 sums of a block's cells from each other block with the same units; blocks of
+    one cluster send them through shared memory.
     """
     for cell, layers, config in each_size(kind):
         (one, rows, values), filled = config.flag_buffer(trace(cell), 40, batch)
         k_parts, set_rows = config.k_parts, 8 * config.tiles
         sets = -(-batch // (set_rows * config.tiles_in_flight)) * config.tiles_in_flight
-        blocks, own_groups = 2 * config.clusters // layers, config.groups // 2
+        blocks = config.cluster * config.clusters // layers
+        own_groups = config.groups // config.cluster
         warps_of_group = max(1, 4 // own_groups)  # which share the tiles of a set evenly
         tiles = -(-config.tiles // warps_of_group) * warps_of_group
         cells_of_block = own_groups * tiles * 64
         gradients = {"lstm": 4, "peephole_lstm": 4, "gru": 4, "rnn_tanh": 1}[cell.name]
         counters = layers * sets * k_parts * 128
-        messages = layers * sets * 2 * blocks * (k_parts - 1) * cells_of_block * 4
+        senders = 0 if config.parts_in_cluster else k_parts - 1
+        messages = layers * sets * 2 * blocks * senders * cells_of_block * 4
         published = 1 if kind == "forward" else gradients
         steps = layers * sets * 8 * config.units * published * set_rows * 2
         assert (one, values) == (1, 64)  # of 2 bytes

@@ -45,6 +45,7 @@ class MulticastConfig(KernelConfig):
     groups_of = "cluster"
     y_flags = False
     k_parts = 1  # blocks that share K; more in backward
+    parts_in_cluster = False  # they are of one cluster
 
     @abstractmethod
     def _k_size(self, cell: Traced) -> int:
@@ -62,11 +63,6 @@ class MulticastConfig(KernelConfig):
     def most_spilled(self) -> int:
         """Before the loop, where a float32 R is rounded in twice as many registers."""
         return 224 if self.half_operands else 16
-
-    @property
-    def parts_in_cluster(self) -> bool:
-        """Whether blocks that share K are of one cluster, and send through shared memory."""
-        return self.k_parts > 1 and self.cluster % self.k_parts == 0
 
     @property
     def groups_of_block(self) -> int:
@@ -149,9 +145,11 @@ class MulticastBackwardConfig(MulticastConfig, BackwardConfig):
     Args:
         k_parts: blocks that compute the sums of the units that they own together, each over its
             part of K, and send them to each other.
+        parts_in_cluster: these blocks are of one cluster, and send through shared memory.
     """
 
     k_parts: int = 1
+    parts_in_cluster: bool = False
 
     skeleton = "multicast_backward.cuh"
     operand = "gate gradients"

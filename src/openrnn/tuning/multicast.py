@@ -1,11 +1,12 @@
 """Kernels to which TMA brings the product's operand: those that fit, and a model of their step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.bounds import half_operands
+from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import (
     MulticastBackwardConfig,
     MulticastConfig,
@@ -17,10 +18,8 @@ from openrnn.tuning.limits import Limits
 Config = TypeVar("Config", bound=MulticastConfig)
 
 CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all multiprocessors
-# Blocks of a cluster in backward, the better ones first, by those that share K. With as many or
-# more these are all of one cluster, which holds more multiprocessors idle, but sends sums through
-# shared memory.
-CLUSTERS = {1: (CLUSTER,), 2: (4, 2), 4: (8, 4, CLUSTER)}
+# Blocks of a cluster that has all blocks which share K, by their number, the better ones first.
+CLUSTERS = {1: (), 2: (4, 2), 4: (8, 4)}
 # sets of rows, which take turns; the better ones first, where the model sees no difference
 SETS = 4, 3, 2
 TILES = (2, 3, 4)  # of 8 rows, in a set
@@ -136,24 +135,31 @@ def backwards(
     # A block copies its part of K in two halves. Of one layer both are its own gate gradients, so
     # these are cut into as many splits; in a stack one half is another layer's.
     halves = 2 if layers == 1 else 1
-    for k_parts, cluster in ((parts, size) for parts in K_PARTS for size in CLUSTERS[parts]):
+    for k_parts in K_PARTS:
         groups = MOST_SUMS // k_parts  # of a block
         # a split has the units of whole blocks, and whole tiles of K, of 32 values each
         splits = halves * k_parts
-        uneven = units % (8 * splits * groups) or units * len(cell.gates) % (32 * splits)
-        clusters = 0 if uneven else _clusters(units, groups, cluster, limits, layers)
-        in_cluster = k_parts > 1 and cluster % k_parts == 0
-        if not clusters or (not in_cluster and clusters // layers % k_parts):
+        if units % (8 * splits * groups) or units * len(cell.gates) % (32 * splits):
             continue
         for sets, tiles, k_warpgroups in product(SETS, TILES, (1, 2)):
             if sets % 2 and k_warpgroups == 1:
                 continue  # two warpgroups for cells have as many sets
             config = MulticastBackwardConfig(
-                units, cluster, WARPS, groups * cluster, tiles, sets, 0, 2, True,
-                low_register=True, clusters=clusters, k_parts=k_parts, layers=layers,
-                k_warpgroups=k_warpgroups,
+                units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True,
+                low_register=True, k_parts=k_parts, layers=layers, k_warpgroups=k_warpgroups,
             )  # fmt: skip
-            yield from _filled(config, cell, dtype, limits)
+            of_pairs = False  # there is a kernel in clusters of CLUSTER blocks
+            for cluster in CLUSTERS[k_parts]:
+                inside = replace(
+                    config, cluster=cluster, groups=groups * cluster, parts_in_cluster=True,
+                    clusters=_clusters(units, groups, cluster, limits, layers),
+                )  # fmt: skip
+                for found in _filled(inside, cell, dtype, limits) if inside.clusters else ():
+                    of_pairs |= cluster == CLUSTER
+                    yield found
+            clusters = _clusters(units, groups, CLUSTER, limits, layers)
+            if clusters and clusters // layers % k_parts == 0 and not of_pairs:
+                yield from _filled(replace(config, clusters=clusters), cell, dtype, limits)
 
 
 def _clusters(units: int, groups: int, cluster: int, limits: Limits, layers: int) -> int:
@@ -182,9 +188,40 @@ def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterato
             return
 
 
+def _rounds(config: MulticastConfig, batch: int, limits: Limits) -> int:
+    """How many times in turn a device runs all of its blocks for a batch."""
+    copies = limits.clusters(config.cluster) // config.clusters  # of R
+    return -(-batch // (config.rows * copies))
+
+
+def parts_in_cluster(
+    config: KernelConfig, every: Iterable[KernelConfig], batch: int, limits: Limits
+) -> MulticastBackwardConfig | None:
+    """Of `every` the kernel that differs only in having the blocks that share K in one cluster.
+
+    None where there is none, or it needs more rounds. The measured table was made before there were
+    such kernels. On an H200 ten pairs, H 384 to 1536, took 0.81 to 0.95 of the other's time
+    ("Sums through shared memory" in benchmarks/log/cuda-experiments.md).
+    """
+    if not isinstance(config, MulticastBackwardConfig) or config.k_parts == 1:
+        return None
+    if config.parts_in_cluster:
+        return None
+
+    def shape(one: MulticastBackwardConfig) -> tuple[int, ...]:
+        return one.tiles, one.tiles_in_flight, one.k_parts, one.k_warpgroups
+
+    rounds = _rounds(config, batch, limits)
+    return next(
+        (one for one in every
+         if isinstance(one, MulticastBackwardConfig) and one.parts_in_cluster
+         and shape(one) == shape(config) and _rounds(one, batch, limits) <= rounds),
+        None,
+    )  # fmt: skip
+
+
 def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
-    copies = limits.clusters(config.cluster) // config.clusters  # of R
     sets, values = config.tiles_in_flight, config.k_of_block(cell)
     tiles = config.tiles * sets
     if config.layers > 1 and config.kind == "forward":
@@ -203,4 +240,4 @@ def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limit
         once = costs.step + costs.tile * tiles + costs.value * values
         once += _MESSAGES if config.k_parts > 1 else 0.0
         once -= _SAVED_IN_CLUSTER[config.k_parts] if config.parts_in_cluster else 0.0
-    return once * -(-batch // (config.rows * copies))
+    return once * _rounds(config, batch, limits)

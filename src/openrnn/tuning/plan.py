@@ -116,6 +116,10 @@ def _ranking(
         "inference" if inference else loop.kind, _mask(loop.option_names), ranked, loop.cell,
         loop.dtype, loop.batch, loop.capability, loop.processors, model, loops,
     )  # fmt: skip
+    first = multicast.parts_in_cluster(found[0], found, loop.batch, limits) if found else None
+    if first is not None:
+        us = None if us is None else us * model(first, loop.batch) / model(found[0], loop.batch)
+        found = [first, *(one for one in found if one != first)]
     return tuple(found), us
 
 
