@@ -809,6 +809,7 @@ def test_explain_has_a_line_for_the_launch():
         operand = "h" if kind == "forward" else "gate gradients"
         assert "1 x grid of 64 x cluster of 2 blocks of 512 threads" in line
         assert f"{operand} by TMA" in line
+        assert (" blocks through " in line) == (kind == "backward")
         times = f"; {plans.us:,.0f} us by the model, else {plans.otherwise:,.0f}"
         assert line.endswith(f"us a step by the model{times}")
     assert not any("wavefront" in line for line in lines)

@@ -112,6 +112,9 @@ def _of_kernel(
         products += f", {share:.0%} of R read from memory in each step"
     if isinstance(config, MulticastConfig):
         products += f", {config.operand} by TMA"
+        if config.k_parts > 1:
+            way = "shared memory" if config.parts_in_cluster else "L2"
+            products += f", sums of {config.k_parts} blocks through {way}"
     if isinstance(config, ClusterStackConfig):
         products += f", half of the warps multiply {config.polled}"
     return (
