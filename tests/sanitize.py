@@ -213,9 +213,9 @@ def every_lane_arrives() -> None:
         ),
     }
     of_multicast = {
-        ": offset < AT_READ ? PRODUCT_WARPS : offset < AT_RECEIVED ? CELL_WARPS : 1;":
+        ": offset < AT_READ ? PRODUCT_WARPS : offset < AT_MESSAGE_BARRIERS ? CELL_WARPS : 1;":
             ": offset < AT_READ ? PRODUCT_WARPS * 32\n"
-            "            : offset < AT_RECEIVED ? CELL_WARPS * 32 : 1;",
+            "            : offset < AT_MESSAGE_BARRIERS ? CELL_WARPS * 32 : 1;",
     }  # fmt: skip
     of_stack = {
         "if (threadIdx.x < 2 * WARPS * STAGES) mbarrier_init(mbarriers + threadIdx.x * 8, 1);":

@@ -183,8 +183,8 @@ def test_what_was_measured_since_is_in_the_table():
     streams = kernel_time(0.01, streamed_fragments=3)
     assert table.text_of([[old], [streams, *times]]).splitlines() == after
     # of kernels as good as even the one tried first; later files win
-    assert "forward,none,4,2,2,512,1,2,1,16,4,1,1,1,1,0,23,4,1,0,0.52" in new
-    assert "forward,lengths,4,2,2,512,1,2,1,16,4,1,1,1,1,0,23,4,1,0,0.10" in new
+    assert "forward,none,4,2,2,512,1,2,1,16,4,1,1,1,1,0,0,23,4,1,0,0.52" in new
+    assert "forward,lengths,4,2,2,512,1,2,1,16,4,1,1,1,1,0,0,23,4,1,0,0.10" in new
     assert len(new) == 2
     assert any(",0,0,0.40" in line for line in table.text_of([[old]]).splitlines())
 

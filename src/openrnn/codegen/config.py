@@ -92,6 +92,7 @@ class KernelConfig(ABC):
     stepwise = False  # steps are launches of their own, on products of GEMMs
     streamed_fragments = 0  # of R, that a warp of a grid reads from memory in each step
     half_operands = False  # forward multiplies float32 values as float16
+    parts_in_cluster = False  # blocks that share K are of one cluster: with multicast, in backward
     y_flags = True  # a grid's flag buffer may be y or, in backward, the gate gradients
 
     @property

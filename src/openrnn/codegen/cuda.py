@@ -125,7 +125,7 @@ def source(cell: Traced, dtype: str, config: KernelConfig) -> str:
         constants["POLLS_IN_FLIGHT"] = config.polls_in_flight(cell, dtype)
     if isinstance(config, MulticastConfig):
         memory = config.flag_buffer(cell, 1, config.rows)
-        constants["PARTS_IN_CLUSTER"] = config.parts_in_cluster  # a field in backward alone
+        constants["PARTS_IN_CLUSTER"] = config.parts_in_cluster
         constants["FLAG_ROWS_GIVEN"] = memory.shape[1]
         constants["FILLED_ROWS_GIVEN"] = memory.filled
     lines = _head(config.kind, cell, dtype, legend)

@@ -20,7 +20,7 @@ _DEPTH = {False: 2, True: 8}  # DEPTH of multicast.cuh: of one layer, and in a s
 
 @dataclass(frozen=True)
 class MulticastConfig(KernelConfig):
-    """Loops of large batches: TMA brings the product's operand, once for all blocks of a cluster.
+    """Loops of large batches: TMA brings an operand once for the blocks of a cluster that read it.
 
     Of a block's 16 warps some warpgroups multiply, each with a part of its K, others compute cells;
     of four more warps two copy the operand and one publishes it. `groups` are dealt out evenly to
@@ -45,7 +45,6 @@ class MulticastConfig(KernelConfig):
     groups_of = "cluster"
     y_flags = False
     k_parts = 1  # blocks that share K; more in backward
-    parts_in_cluster = False  # they are of one cluster
 
     @abstractmethod
     def _k_size(self, cell: Traced) -> int:

@@ -43,8 +43,8 @@ def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
                 here.setdefault(_key(one), []).append((one.us, one))
         for key, tried in here.items():
             time, best = fastest(tried)
-            # files from before there were low-register kernels do not have that column
-            config = {"low_register": 0, **best.config}
+            # older files do not have these columns
+            config = {"low_register": 0, "parts_in_cluster": 0, **best.config}
             known[key] = (*(config[name] for name in COLUMNS), f"{time:.2f}")
     lines: list[Sequence[object]] = [(*measured.SIZE, *COLUMNS, "us")]
     lines += [(*key, *row) for key, row in sorted(known.items())]

@@ -33,6 +33,7 @@ SIZE = ("kind", "mask", "gates", "bytes", "operand_bytes", "units", "loops", "ba
 LOOPS = (1, 2)  # at the same time, that were measured
 SHAPE = (
     "clusters", "cluster", "warps", "groups", "tiles", "tiles_in_flight", "k_warps", "wgmma",
+    "parts_in_cluster",
 )  # fmt: skip
 FILL = ("register_fragments", "stages", "low_register")  # how R is held
 PLAIN = "none"  # the mask of calls without one

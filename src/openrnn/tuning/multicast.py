@@ -17,8 +17,10 @@ from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=MulticastConfig)
 
-CLUSTER = 2  # blocks that share a copy: the largest clusters that reach all multiprocessors
-# Blocks of a cluster that has all blocks which share K, by their number, the better ones first.
+# Blocks of a cluster that has one part of K, and so shares a copy: the largest clusters that reach
+# all multiprocessors.
+CLUSTER = 2
+# Blocks of a cluster that has all K_PARTS blocks of some groups, by K_PARTS, the better ones first.
 CLUSTERS = {1: (), 2: (4, 2), 4: (8, 4)}
 # sets of rows, which take turns; the better ones first, where the model sees no difference
 SETS = 4, 3, 2
@@ -86,8 +88,8 @@ class _BackwardStackCosts(NamedTuple):
 _FORWARD = _Costs(step=1180.0, tile=430.0, value=2.45)
 _BACKWARD = {1: _Costs(700.0, 500.0, 2.3), 2: _Costs(900.0, 690.0, 2.6)}
 _MESSAGES = 1240.0  # of blocks that share K
-# What is saved where these blocks are of one cluster, by their number: the mean of five and of six
-# kernels, H 256 to 1536, on an H200
+# What a step saves where these blocks are of one cluster, by their number: the mean of four and of
+# nine kernels, H 256 to 1536, on an H200
 _SAVED_IN_CLUSTER = {2: 450.0, 4: 900.0}
 # Fitted to 186 kernels of 21 stacks of LSTMs and GRUs, H 256 to 640, B 32 to 128 (standard
 # deviation 6%; where the kernel of the first rank was not the quickest, it took at most 5% longer)
@@ -148,18 +150,16 @@ def backwards(
                 units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True,
                 low_register=True, k_parts=k_parts, layers=layers, k_warpgroups=k_warpgroups,
             )  # fmt: skip
-            of_pairs = False  # there is a kernel in clusters of CLUSTER blocks
-            for cluster in CLUSTERS[k_parts]:
-                inside = replace(
-                    config, cluster=cluster, groups=groups * cluster, parts_in_cluster=True,
-                    clusters=_clusters(units, groups, cluster, limits, layers),
-                )  # fmt: skip
-                for found in _filled(inside, cell, dtype, limits) if inside.clusters else ():
-                    of_pairs |= cluster == CLUSTER
-                    yield found
             clusters = _clusters(units, groups, CLUSTER, limits, layers)
-            if clusters and clusters // layers % k_parts == 0 and not of_pairs:
+            if clusters and clusters // layers % k_parts == 0:
                 yield from _filled(replace(config, clusters=clusters), cell, dtype, limits)
+            for cluster in CLUSTERS[k_parts]:
+                clusters = _clusters(units, groups, cluster, limits, layers)
+                inside = replace(
+                    config, cluster=cluster, groups=groups * cluster, clusters=clusters,
+                    parts_in_cluster=True,
+                )  # fmt: skip
+                yield from _filled(inside, cell, dtype, limits) if clusters else ()
 
 
 def _clusters(units: int, groups: int, cluster: int, limits: Limits, layers: int) -> int:
@@ -189,23 +189,21 @@ def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterato
 
 
 def _rounds(config: MulticastConfig, batch: int, limits: Limits) -> int:
-    """How many times in turn a device runs all of its blocks for a batch."""
+    """How many times, one after the other, all blocks of a device run for a batch."""
     copies = limits.clusters(config.cluster) // config.clusters  # of R
     return -(-batch // (config.rows * copies))
 
 
-def parts_in_cluster(
+def inside_cluster(
     config: KernelConfig, every: Iterable[KernelConfig], batch: int, limits: Limits
 ) -> MulticastBackwardConfig | None:
-    """Of `every` the kernel that differs only in having the blocks that share K in one cluster.
+    """Of `every` the kernel with the same tiles that has the blocks which share K in one cluster.
 
-    None where there is none, or it needs more rounds. The measured table was made before there were
-    such kernels. On an H200 ten pairs, H 384 to 1536, took 0.81 to 0.95 of the other's time
-    ("Sums through shared memory" in benchmarks/log/cuda-experiments.md).
+    None where there is none, or it needs more rounds, or has fewer buffers. The measured table was
+    made before there were such kernels. On an H200 ten pairs, H 384 to 1536, took 0.81 to 0.95 of
+    the other's time ("Sums through shared memory" in benchmarks/log/cuda-experiments.md).
     """
-    if not isinstance(config, MulticastBackwardConfig) or config.k_parts == 1:
-        return None
-    if config.parts_in_cluster:
+    if not isinstance(config, MulticastBackwardConfig) or config.parts_in_cluster:
         return None
 
     def shape(one: MulticastBackwardConfig) -> tuple[int, ...]:
@@ -215,9 +213,17 @@ def parts_in_cluster(
     return next(
         (one for one in every
          if isinstance(one, MulticastBackwardConfig) and one.parts_in_cluster
-         and shape(one) == shape(config) and _rounds(one, batch, limits) <= rounds),
+         and shape(one) == shape(config) and one.buffers >= config.buffers
+         and _rounds(one, batch, limits) <= rounds),
         None,
     )  # fmt: skip
+
+
+def saved_inside(config: KernelConfig, batch: int, limits: Limits) -> float:
+    """Cycles of a step that a kernel saves whose blocks that share K are of one cluster."""
+    if not isinstance(config, MulticastBackwardConfig) or not config.parts_in_cluster:
+        return 0.0
+    return _SAVED_IN_CLUSTER[config.k_parts] * _rounds(config, batch, limits)
 
 
 def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:
@@ -233,11 +239,9 @@ def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limit
         once = backward.step + backward.tile * tiles + backward.set * sets
         once += backward.value * values
         once += {1: -_MESSAGES, 2: 0.0, 4: backward.four_blocks}[config.k_parts]
-        once -= _SAVED_IN_CLUSTER[config.k_parts] if config.parts_in_cluster else 0.0
         once += backward.slot * sets * max(0, config.slots() - 2)
     else:
         costs = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warpgroups]
         once = costs.step + costs.tile * tiles + costs.value * values
         once += _MESSAGES if config.k_parts > 1 else 0.0
-        once -= _SAVED_IN_CLUSTER[config.k_parts] if config.parts_in_cluster else 0.0
-    return once * _rounds(config, batch, limits)
+    return once * _rounds(config, batch, limits) - saved_inside(config, batch, limits)

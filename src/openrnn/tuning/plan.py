@@ -110,13 +110,19 @@ def _ranking(
     every = _forwards if loop.kind == "forward" else _backwards
     fitting = every(loop.cell, loop.dtype, units_of(loop.hidden), limits)
     held = (one for one in fitting if fits_concurrently(one, loop.batch, loops, limits))
-    ranked = sorted(held, key=lambda config: model(config, loop.batch))
+    # Without what sums inside a cluster save: no such kernel is in the measured table, and by the
+    # model alone they would win over kernels that are. The first one of another kind gives way to
+    # its like below.
+    ranked = sorted(
+        held,
+        key=lambda one: model(one, loop.batch) + multicast.saved_inside(one, loop.batch, limits),
+    )
     inference = loop.kind == "forward" and "save" not in loop.option_names
     found, us = measured.fastest_first(
         "inference" if inference else loop.kind, _mask(loop.option_names), ranked, loop.cell,
         loop.dtype, loop.batch, loop.capability, loop.processors, model, loops,
     )  # fmt: skip
-    first = multicast.parts_in_cluster(found[0], found, loop.batch, limits) if found else None
+    first = multicast.inside_cluster(found[0], found, loop.batch, limits) if found else None
     if first is not None:
         us = None if us is None else us * model(first, loop.batch) / model(found[0], loop.batch)
         found = [first, *(one for one in found if one != first)]

@@ -1,6 +1,6 @@
 // What both loops with multicast share: loops for large batches, in 16 bits. TMA brings what a
 // block multiplies, the operand (h, or the gate gradients), into shared memory, one copy for all
-// blocks of a cluster that multiply it; wgmma does.
+// blocks of a cluster that multiply it; wgmma multiplies it there.
 //
 // BLOCKS blocks share R; they must all run at once: the launch is cooperative. A block owns the
 // cells of GROUPS_OF_BLOCK groups of 8 units, in SETS sets of rows that take turns: while the
@@ -19,7 +19,7 @@
 // memory. CELL_WARPGROUPS warpgroups compute the cells of a turn from there, while the next one is
 // multiplied; two of them have every other set. Of four more warps two copy operands of the turns
 // to come, each a half of K; one publishes what this block adds to the operand of the next step, by
-// a counter; and one tells the cluster which operands were multiplied.
+// a counter; and one tells the PEERS which operands were multiplied.
 //
 // K: values of a row: of R, in a stack of W_ih and R. SUMS: sums of a cell, each with a row of R.
 
@@ -75,22 +75,22 @@ constexpr int ENTRY_BYTES = SLOT_BYTES + RESET_BYTES;  // inputs of a slot
 
 // Shared memory, in bytes: mbarriers, numbers of rows, the operand, shares of sums, inputs, what
 // registers do not hold of R. Of mbarriers AT_FULL has one for each buffer of the operand and half,
-// AT_STORED one for each set; the others have two, for even and for odd turns.
+// AT_STORED one for each set; AT_EMPTY, AT_SUMMED_UP and AT_READ have two, for even and odd turns.
 constexpr int AT_FULL = 0, AT_EMPTY = BUFFERS * HALVES * 8;
 constexpr int AT_SUMMED_UP = AT_EMPTY + 2 * 8, AT_READ = AT_SUMMED_UP + 2 * 8;
 constexpr int AT_STORED = AT_READ + 2 * 8;
-// PARTS_IN_CLUSTER: one for each warp, for even and for odd steps of each set
-constexpr int AT_RECEIVED = AT_STORED + SETS * 8;
-constexpr int RECEIVED = PARTS_IN_CLUSTER ? SETS * 2 * CELL_WARPS : 0;
-constexpr int AT_ROWS = AT_RECEIVED + RECEIVED * 8;
+// PARTS_IN_CLUSTER: one for each warp that computes cells, for even and for odd steps of each set
+constexpr int AT_MESSAGE_BARRIERS = AT_STORED + SETS * 8;
+constexpr int MESSAGE_BARRIERS = PARTS_IN_CLUSTER ? SETS * 2 * CELL_WARPS : 0;
+constexpr int AT_ROWS = AT_MESSAGE_BARRIERS + MESSAGE_BARRIERS * 8;
 constexpr int AT_OPERAND = (AT_ROWS + ROWS * 4 + 127) / 128 * 128;
 constexpr int AT_SHARES = AT_OPERAND + BUFFERS * HALVES * HALF_BYTES;
 constexpr int AT_INPUTS = AT_SHARES + 2 * SHARES_BYTES;  // of even and of odd turns
 constexpr int AT_MESSAGES =
     (AT_INPUTS + SETS * CELL_WARPS * SLOTS * ENTRY_BYTES + 127) / 128 * 128;
-// PARTS_IN_CLUSTER: what a warp receives in a step of a set, [sender, lane, slot, 2]
-constexpr int RECEIVED_BYTES = (K_PARTS - 1) * 32 * SLOTS * 8;
-constexpr int AT_WEIGHTS = AT_MESSAGES + RECEIVED * RECEIVED_BYTES;
+// PARTS_IN_CLUSTER: for each of these mbarriers what a warp receives, [sender, lane, slot, 2]
+constexpr int MESSAGE_BUFFER_BYTES = (K_PARTS - 1) * 32 * SLOTS * 8;
+constexpr int AT_WEIGHTS = AT_MESSAGES + MESSAGE_BARRIERS * MESSAGE_BUFFER_BYTES;
 constexpr int SHARED_BYTES = AT_WEIGHTS + PRODUCT_WARPS * MATRIX_BYTES;
 static_assert(SHORT && WGMMA, "operands of 16 bits, and warpgroups");
 static_assert(WARPS == 16, "four warpgroups: of products, of cells, and one for the rest");

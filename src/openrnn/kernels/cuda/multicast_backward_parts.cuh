@@ -61,7 +61,8 @@ INLINE void send_sums(const Place& here, const Exchange& exchange, int set, int 
     arrive_warp(here, AT_READ + (turn & 1) * 8);
 }
 
-// Awaits the messages, which were read once, and adds everything to dh, part by part of K.
+// Adds everything to dh, part by part of K. Messages through memory were read once, and are polled
+// until they are of this step.
 INLINE void receive_sums(const Place& here, const Exchange& exchange, int set, int step,
                          const OwnSums& own, Messages& messages, Cells& cells) {
     const int part = here.part_of_k();

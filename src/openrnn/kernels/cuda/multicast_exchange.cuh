@@ -84,7 +84,7 @@ INLINE void begin_mbarriers() {
     const int offset = threadIdx.x * 8;
     if (offset < AT_ROWS) {
         const int count = offset < AT_EMPTY ? 1 : offset < AT_SUMMED_UP ? PEERS
-            : offset < AT_READ ? PRODUCT_WARPS : offset < AT_RECEIVED ? CELL_WARPS : 1;
+            : offset < AT_READ ? PRODUCT_WARPS : offset < AT_MESSAGE_BARRIERS ? CELL_WARPS : 1;
         mbarrier_init(mbarrier_at(offset), count);
     }
     __syncthreads();
@@ -137,15 +137,17 @@ INLINE void await_followers(const Place& here, const Exchange& exchange, int set
         await_published(exchange.of_layer(LAYER_AFTER).counter(set, split), i - SOME + 1);
 }
 
+// From a block's rank to the next one's that multiplies the same operand.
+constexpr int PEER_STRIDE = CLUSTER / PEERS;
 // The block's number among PEERS, and a bit for the rank of each of them.
-INLINE int peer_number() { return cluster_rank() / (CLUSTER / PEERS); }
+INLINE int peer_number() { return cluster_rank() / PEER_STRIDE; }
 INLINE int peers_mask(const Place& here) {
-    constexpr int EVERY = ((1 << CLUSTER) - 1) / ((1 << CLUSTER / PEERS) - 1);
-    return PARTS_IN_CLUSTER ? EVERY << here.part_of_k() : EVERY;
+    constexpr int FIRST_PART = ((1 << CLUSTER) - 1) / ((1 << PEER_STRIDE) - 1);
+    return PARTS_IN_CLUSTER ? FIRST_PART << here.part_of_k() : FIRST_PART;
 }
 
 // The thread that copies one half of all operands, turn by turn: the block's part of it, into all
-// blocks of the cluster.
+// PEERS.
 INLINE void copy_operand(const Place& here, const Exchange& exchange, int count, int half) {
     constexpr int PART = HALF_BYTES / PEERS;
     const int split = STACK ? here.part_of_k() : here.part_of_k() * HALVES + half;
@@ -232,7 +234,7 @@ INLINE void multiply(const Args& args, const Place& here, const Time& time) {
     }
 }
 
-// The warp that tells the cluster which turns this block has multiplied: their operands may be
+// The warp that tells the PEERS which turns this block has multiplied: their operands may be
 // overwritten.
 INLINE void release_operands(const Place& here, int count) {
     for (int turn = 0; turn < steps_of_products(count) * SETS; ++turn) {

@@ -5,27 +5,33 @@
 //
 // A block may write over what it sent two steps before: a block reads its messages of a step before
 // it publishes gate gradients of that step, and what any block multiplies two steps later depends
-// on all of those.
+// on all of those: each pair of cells has the sums of all parts of K, and so of all units.
 
 #if PARTS_IN_CLUSTER
 // The blocks are of one cluster. They store into each other's shared memory, and there an mbarrier
-// for each warp, set and buffer counts the bytes.
+// for each warp, set and buffer counts the bytes. Bytes may come before the receiver says how many
+// it expects: the phase still lacks its one arrival.
 INLINE uint32 tagged(float sum, int) { return __float_as_uint(sum); }
 INLINE float2 untagged(const uint32* words) {
     return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
 }
 
-// Which mbarrier of AT_RECEIVED and which part of AT_MESSAGES a warp has in a step of a set.
-INLINE int received_number(const Place& here, int set, int step) {
+INLINE void store_async(uint32 target, uint2 value, uint32 mbarrier) {
+    store_async(target, __uint_as_float(value.x), __uint_as_float(value.y), mbarrier);
+}
+
+// The number of a warp's mbarrier and buffer in a step of a set.
+INLINE int message_buffer(const Place& here, int set, int step) {
     return (set * 2 + (step & 1)) * CELL_WARPS + here.cell_warp();
 }
 
-// away: blocks from this one to the receiver; sender: the number of this one there.
+// away: from this block's rank to the receiver's, as blocks that share K have consecutive ranks;
+// sender: this block's index among those that send to the receiver.
 INLINE void send_message(const Place& here, const Exchange&, int away, int sender, int set,
                          int step, const uint32 (&words)[MESSAGE_WORDS]) {
-    const int rank = cluster_rank() + away, number = received_number(here, set, step);
-    const uint32 mbarrier = remote(mbarrier_at(AT_RECEIVED + number * 8), rank);
-    const uint32 target = remote(mbarrier_at(AT_MESSAGES + number * RECEIVED_BYTES), rank) +
+    const int rank = cluster_rank() + away, number = message_buffer(here, set, step);
+    const uint32 mbarrier = remote(mbarrier_at(AT_MESSAGE_BARRIERS + number * 8), rank);
+    const uint32 target = remote(mbarrier_at(AT_MESSAGES + number * MESSAGE_BUFFER_BYTES), rank) +
                           (sender * 32 + here.lane) * (MESSAGE_WORDS * 4);
     if constexpr (MESSAGE_WORDS % 4 == 0) {
         #pragma unroll
@@ -35,22 +41,21 @@ INLINE void send_message(const Place& here, const Exchange&, int away, int sende
     } else {  // a lane's words begin at a multiple of 8 bytes, not of 16
         #pragma unroll
         for (int n = 0; n < MESSAGE_WORDS; n += 2)
-            store_async(target + n * 4, __uint_as_float(words[n]), __uint_as_float(words[n + 1]),
-                        mbarrier);
+            store_async(target + n * 4, make_uint2(words[n], words[n + 1]), mbarrier);
     }
 }
 
 struct Messages {
     uint32 words[K_PARTS][MESSAGE_WORDS];
 
-    // Awaits those of a step and reads them.
+    // Waits for those of a step and reads them; through memory `read` is one poll.
     INLINE void read(const Place& here, const Exchange&, int set, int step) {
-        const int number = received_number(here, set, step);
-        const uint32 mbarrier = mbarrier_at(AT_RECEIVED + number * 8);
-        if (here.lane == 0) mbarrier_expect(mbarrier, RECEIVED_BYTES);
+        const int number = message_buffer(here, set, step);
+        const uint32 mbarrier = mbarrier_at(AT_MESSAGE_BARRIERS + number * 8);
+        if (here.lane == 0) mbarrier_expect(mbarrier, MESSAGE_BUFFER_BYTES);
         mbarrier_wait(mbarrier, step >> 1 & 1);
         const uint32* const received =
-            reinterpret_cast<const uint32*>(shared + AT_MESSAGES + number * RECEIVED_BYTES);
+            reinterpret_cast<const uint32*>(shared + AT_MESSAGES + number * MESSAGE_BUFFER_BYTES);
         #pragma unroll
         for (int sender = 0; sender < K_PARTS - 1; ++sender)
             #pragma unroll
@@ -79,7 +84,8 @@ INLINE unsigned char* message_place(const Place& here, unsigned char* messages, 
                (MESSAGE_WORDS * 4);
 }
 
-// away: blocks from this one to the receiver; sender: the number of this one there.
+// away: from this block's number to the receiver's; sender: this block's index among those that
+// send to the receiver.
 INLINE void send_message(const Place& here, const Exchange& exchange, int away, int sender, int set,
                          int step, const uint32 (&words)[MESSAGE_WORDS]) {
     unsigned char* const place =
@@ -91,7 +97,7 @@ INLINE void send_message(const Place& here, const Exchange& exchange, int away, 
                      : "memory");
 }
 
-// The messages of the other blocks, as they are read.
+// The messages of the other blocks, as a poll found them.
 struct Messages {
     uint32 words[K_PARTS][MESSAGE_WORDS];
 
