@@ -99,7 +99,7 @@ def test_prepared_arguments_lie_as_the_table_says(table, states):
         turned = dict(reversed([pair for pair in given.items() if pair[0] not in arrays]))
         assert prepared.words(**turned, **arrays) == whole.words()
     for name in numbers:
-        assert whole.words()[table.place(name)] == values[name]
+        assert whole.words()[table.word_index(name)] == values[name]
 
 
 def test_prepared_arguments_refuse_what_does_not_fit():

@@ -99,7 +99,7 @@ def watched(monkeypatch):
 
         def put(**values):
             for name, value in values.items():
-                words[LOOPS[kind].place(name)] = value
+                words[LOOPS[kind].word_index(name)] = value
 
         put(steps=STEPS, weight=1 << 40, reverse=direction)
         return loop, words, put, seen

@@ -80,7 +80,10 @@ def functions(baked: Baked, block: int) -> Functions:
             f"        args[{index}] = {_expression(value, starts, scratch, baked)}"
             for index, value in loop.given
         )
-        found = {"row": loop.args.place("row_function"), "steps": loop.args.place("steps")}
+        found = {
+            "row": loop.args.word_index("row_function"),
+            "steps": loop.args.word_index("steps"),
+        }
         count = len(words) // WORD
         loops.append(_LOOP.format(at=at, template=template, words=count, values=values, **found))
         at += room

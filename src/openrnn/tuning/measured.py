@@ -122,10 +122,10 @@ def fastest_first(
     if found is None:
         return configs, None
     rows, exact = whole[found], found[1] == mask
-    place = bisect_left(rows, batch_tiles, key=itemgetter(0))
+    index = bisect_left(rows, batch_tiles, key=itemgetter(0))
     below = batch_tiles < rows[0].batch_tiles
-    between = not below and batch_tiles < rows[place].batch_tiles
-    near = rows[place - 1 : place + 1] if between else rows[place : place + 1]
+    between = not below and batch_tiles < rows[index].batch_tiles
+    near = rows[index - 1 : index + 1] if between else rows[index : index + 1]
     by_shape = {shape_of(config): config for config in configs}
     # of two rows with one shape the nearer one gives the delay
     near = sorted(near, key=lambda row: abs(row.batch_tiles - batch_tiles), reverse=True)

@@ -312,26 +312,26 @@ def fits_concurrently(config: KernelConfig, batch: int, loops: int, limits: Limi
     )
 
 
-def holds(places: int, config: KernelConfig, batch: int, loops: int) -> bool:
+def holds(resident: int, config: KernelConfig, batch: int, loops: int) -> bool:
     """Whether a device that holds so many clusters of a kernel can run so many loops at once."""
-    return places >= (config.clusters if loops == 1 else loops * clusters_of(config, batch))
+    return resident >= (config.clusters if loops == 1 else loops * clusters_of(config, batch))
 
 
-def needs_more_rounds(places: int, config: KernelConfig, batch: int, limits: Limits) -> bool:
+def needs_more_rounds(resident: int, config: KernelConfig, batch: int, limits: Limits) -> bool:
     """Whether a batch needs at least half as many rounds again as planned.
 
     A round has as many rows as the device holds clusters for, with one block a multiprocessor.
     False on devices whose clusters were not counted.
 
     Args:
-        places: clusters that the device holds at once, by its driver; at least `config.clusters`.
+        resident: clusters that the device holds at once, by its driver; at least `config.clusters`.
         limits: what was planned with.
     """
     planned = limits.clusters(config.cluster) // config.clusters
     if not limits.has_h200_clusters or not planned:
         return False
     sets = ceil_div(batch, config.rows)
-    return 2 * ceil_div(sets, places // config.clusters) >= 3 * ceil_div(sets, planned)
+    return 2 * ceil_div(sets, resident // config.clusters) >= 3 * ceil_div(sets, planned)
 
 
 def clusters_of(config: KernelConfig, batch: int) -> int:

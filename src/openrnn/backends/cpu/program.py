@@ -58,7 +58,7 @@ def placed(
     for name, values in given.items():
         entries = [values] if isinstance(values, SlotRef) else values
         found += [
-            (args.place(name, entry), value)
+            (args.word_index(name, entry), value)
             for entry, value in enumerate(entries)
             if value is not None
         ]
@@ -91,7 +91,7 @@ class Launch:
         self._words: Any = ctypes.c_int64 * (ctypes.sizeof(args) // 8)
         self._template = bytes(args)
         self._barriers: Any = ctypes.c_char * (barriers + LINE) if barriers else None
-        self._barriers_at = args.place("barriers") if barriers else 0
+        self._barriers_at = args.word_index("barriers") if barriers else 0
         self.slots = frozenset(index for _, index, _ in words)  # indices of those of a run's values
 
     def run(self, values: Sequence[int]) -> None:

@@ -25,8 +25,8 @@ from openrnn.tuning.limits import Limits
 Config = TypeVar("Config", bound=KernelConfig)
 LoopConfig = ForwardConfig | BackwardConfig
 # where the arguments that only grids and stacks have stand among the words of a launch
-GRID_PLACES = {
-    kind: tuple(table.place(name) for name in ("delay", "first_row", "streamed"))
+GRID_WORDS = {
+    kind: tuple(table.word_index(name) for name in ("delay", "first_row", "streamed"))
     for kind, table in LOOPS.items()
 }
 
@@ -215,11 +215,11 @@ def kernel(
                     RuntimeWarning,
                 )
             return kernel, config
-        places = kernel.max_clusters
-        if not plan.holds(places, config, batch, loops):
+        resident = kernel.max_clusters
+        if not plan.holds(resident, config, batch, loops):
             if loops == 1:  # not one copy of R, or of a stack, is resident
                 continue
-        elif plan.needs_more_rounds(places, config, batch, limits):
+        elif plan.needs_more_rounds(resident, config, batch, limits):
             slower.append((kernel, config))
         else:
             return kernel, config
@@ -248,7 +248,7 @@ def launch(
     if not config.is_cooperative:
         kernel.launch(-(-batch // config.rows), words, launch_event)
         return
-    delay, first_row, streamed = GRID_PLACES[config.kind]
+    delay, first_row, streamed = GRID_WORDS[config.kind]
     words[delay] = config.delay
     copies = kernel.max_clusters // config.clusters  # of R, each with rows of its own
     if config.streamed_fragments:  # the launches use the memory one after the other

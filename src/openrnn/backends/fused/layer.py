@@ -93,7 +93,7 @@ class LayerKernels:
         input_order, recurrent_order: the gates in the order of the first planes, which are of the
             input side, and of the last ones, which are of the recurrent side.
         input_spans, recurrent_spans: the same as ranges of consecutive gates.
-        input_places, recurrent_places: of each gate its place in these orders, 4 bits each; kernels
+        input_ranks, recurrent_ranks: of each gate its rank in these orders, 4 bits each; kernels
             call them left and right.
     """
 
@@ -123,8 +123,8 @@ class LayerKernels:
         self.input_spans = spans(self.input_order)
         self.recurrent_spans = spans(self.recurrent_order)
         numbers = range(self.gates)
-        self.input_places = nibbles(tuple(map(self.input_order.index, numbers)))
-        self.recurrent_places = nibbles(tuple(map(self.recurrent_order.index, numbers)))
+        self.input_ranks = nibbles(tuple(map(self.input_order.index, numbers)))
+        self.recurrent_ranks = nibbles(tuple(map(self.recurrent_order.index, numbers)))
         self.width = self.planes * self.units
         self.saved = saved_values(cell)
         self.saved_bytes = self.units * 8 * self.saved * dtype.itemsize
@@ -151,8 +151,8 @@ class LayerKernels:
         """The arguments of that kernel but for sums and results."""
         return PreparedArgs(
             ReduceBiasGradientsArgs, planes=self.planes, gates=self.gates, vectors=self.vectors,
-            units=self.units, hidden=self.hidden, left=self.input_places,
-            right=self.recurrent_places,
+            units=self.units, hidden=self.hidden, left=self.input_ranks,
+            right=self.recurrent_ranks,
         )  # fmt: skip
 
     @cached_property

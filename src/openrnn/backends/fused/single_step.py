@@ -38,7 +38,7 @@ class PreparedStep:
         configs = single_step.configs(kind, layer.gates, inputs, layer.hidden, batch)
         shared = {"batch": batch, "hidden": layer.hidden}
         if kind == "step_backward":
-            shared |= {"left": layer.input_places, "right": layer.recurrent_places}
+            shared |= {"left": layer.input_ranks, "right": layer.recurrent_ranks}
         else:
             shared["inputs"] = inputs
         made, config = kernels.best_step(configs, layer.cell, layer.dtype_name, arch)

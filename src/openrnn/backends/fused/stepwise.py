@@ -57,7 +57,7 @@ class StepwiseLoop:
         config: StepwiseForwardConfig | StepwiseBackwardConfig,
     ) -> None:  # fmt: skip
         self.layer, self.batch, self._kernel, self._config = layer, batch, kernel, config
-        self._blocks, self._place = config.blocks(batch), LOOPS[config.kind].place
+        self._blocks, self._word_index = config.blocks(batch), LOOPS[config.kind].word_index
         self._device = torch.device("cuda", layer.device)
 
     def launch(self, words: list[int], launch_event: int = 0) -> None:
@@ -73,30 +73,30 @@ class StepwiseLoop:
             self._run_backward(words, launch_event)
 
     def _run_forward(self, words: list[int], launch_event: int) -> None:
-        layer, batch, place = self.layer, self.batch, self._place
+        layer, batch, index_of = self.layer, self.batch, self._word_index
         h = allocator_for(layer.dtype, self._device).empty(batch, layer.units)
         made = self._empty(batch, layer.gates * layer.units)
         carried = self._empty(len(layer.spec.states), batch, layer.hidden)
         self._put(words, h=h, products=made, carried=carried)
         product = products.input_product(layer, layer.units, batch, float32_out=True)
-        weight = words[place("weight")]
+        weight = words[index_of("weight")]
         self._step(words, -1, launch_event)  # the first states, and h
-        for step in range(words[place("steps")]):
+        for step in range(words[index_of("steps")]):
             product.run(h.data_ptr(), weight, made.data_ptr())
             self._step(words, step)
 
     def _run_backward(self, words: list[int], launch_event: int) -> None:
-        layer, batch, place = self.layer, self.batch, self._place
+        layer, batch, index_of = self.layer, self.batch, self._word_index
         made = self._empty(batch, layer.units)
         # gradients of states, and of reset states
         groups = 1 + self._config.reset_state
         carried = self._empty(groups * len(layer.spec.states), batch, layer.hidden)
         self._put(words, products=made, carried=carried)
-        product, weight = products.hidden_gradient(layer, batch), words[place("weight")]
-        steps, apart = words[place("steps")], words[place("d_gates_step_bytes")]
+        product, weight = products.hidden_gradient(layer, batch), words[index_of("weight")]
+        steps, apart = words[index_of("steps")], words[index_of("d_gates_step_bytes")]
         # where the recurrent side's gate gradients of the loop's first step lie: as forward ran,
         # that is time 0 or, where the loop goes back in time and `apart` is negative, the last
-        first = words[place("d_gates")]
+        first = words[index_of("d_gates")]
         first += (layer.width - layer.gates * layer.units) * layer.dtype.itemsize
         first += max(0, -apart) * (steps - 1)
         for step in range(steps):
@@ -110,8 +110,8 @@ class StepwiseLoop:
     def _put(self, words: list[int], **memory: Tensor) -> None:
         """Puts addresses among the words; the caller keeps the memory until all is launched."""
         for name, tensor in memory.items():
-            words[self._place(name)] = tensor.data_ptr()
+            words[self._word_index(name)] = tensor.data_ptr()
 
     def _step(self, words: list[int], step: int, launch_event: int = 0) -> None:
-        words[self._place("step")] = step
+        words[self._word_index("step")] = step
         self._kernel.launch(self._blocks, words, launch_event)

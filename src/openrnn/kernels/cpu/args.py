@@ -20,9 +20,9 @@ Table = TypeVar("Table", bound="type[Args]")
 
 
 class Field(NamedTuple):
-    """A field: `place` counts 8 bytes; of an array field it counts arrays, after all numbers."""
+    """A field: `word` counts words of 8 bytes; of an array field arrays, after all numbers."""
 
-    place: int
+    word: int
     kind: Any  # int, float or States
     meaning: str
 
@@ -36,14 +36,14 @@ class Args(ctypes.Structure):
 
     __slots__ = ()
     fields: ClassVar[dict[str, Field]]
-    arrays_at: ClassVar[int]  # the place of the first array field
+    arrays_at: ClassVar[int]  # the index of the first word of array fields
 
-    def place(self, name: str, entry: int = 0) -> int:
-        """Where a field, or an entry of an array field, lies: in units of 8 bytes."""
+    def word_index(self, name: str, entry: int = 0) -> int:
+        """The index of the word of 8 bytes that is a field, or an entry of an array field."""
         field = self.fields[name]
         if field.kind is States:
-            return self.arrays_at + field.place * len(getattr(self, name)) + entry
-        return field.place
+            return self.arrays_at + field.word * len(getattr(self, name)) + entry
+        return field.word
 
 
 def _table(cls: Table) -> Table:
@@ -53,8 +53,8 @@ def _table(cls: Table) -> Table:
     numbers = [name for name, (kind, _) in told.items() if kind is not States]
     arrays = [name for name in told if name not in numbers]
     cls.fields = {
-        name: Field(place, *told[name]) for group in (numbers, arrays)
-        for place, name in enumerate(group)
+        name: Field(index, *told[name]) for group in (numbers, arrays)
+        for index, name in enumerate(group)
     }  # fmt: skip
     cls.arrays_at = len(numbers)
     plain: dict[Any, Any] = {int: ctypes.c_int64, float: ctypes.c_double}
@@ -234,7 +234,7 @@ class TaskArgs(Args):
     args: Annotated[int, "the kernel's arguments, but for those that are lacking"]
     words: Annotated[int, "of 8 bytes in them"]
     lacking: Annotated[
-        int, "int64 [count, 3]: a word's place, which value goes there, and what is added to it"
+        int, "int64 [count, 3]: a word's index, which value goes there, and what is added to it"
     ]
     count: Annotated[int, ""]
 

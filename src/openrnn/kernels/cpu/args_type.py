@@ -62,17 +62,17 @@ def _load(context: Any, builder: Any, kind: ArgsPointer, args: ir.Value, name: s
     table = kind.table
     field = table.fields[name]
     if field.kind is States:
-        states = builder.load(_at(builder, args, table.fields["states"].place), align=BYTES)
-        place = builder.add(INT(table.arrays_at), builder.mul(INT(field.place), states))
-        return builder.ptrtoint(builder.gep(args, [place], source_etype=INT), INT)
-    pointer = _at(builder, args, field.place)
+        states = builder.load(_at(builder, args, table.fields["states"].word), align=BYTES)
+        index = builder.add(INT(table.arrays_at), builder.mul(INT(field.word), states))
+        return builder.ptrtoint(builder.gep(args, [index], source_etype=INT), INT)
+    pointer = _at(builder, args, field.word)
     if field.kind is float:
         pointer = builder.bitcast(pointer, ir.DoubleType().as_pointer())
     return builder.load(pointer, align=BYTES)
 
 
-def _at(builder: Any, args: ir.Value, place: int) -> ir.Value:
-    return builder.gep(args, [INT(place)], source_etype=INT)
+def _at(builder: Any, args: ir.Value, index: int) -> ir.Value:
+    return builder.gep(args, [INT(index)], source_etype=INT)
 
 
 def _reader_of(table: type[Args]) -> Any:

@@ -47,8 +47,8 @@ class Args:
         return [*numbers, *chain.from_iterable(self._arrays(self))]
 
     @classmethod
-    def place(cls, name: str) -> int:
-        """Where a number stands among the words; all arrays come after the numbers."""
+    def word_index(cls, name: str) -> int:
+        """The index of a number among the words; all arrays come after the numbers."""
         return [field.name for field in cls.fields].index(name)
 
     @classmethod
@@ -62,7 +62,7 @@ class Args:
         points: list[bool] = []
         for field in cls.fields:
             points += ["*" in field.cuda] * (entries if field.array else 1)
-        return [place for place, one in enumerate(points * structs) if one]
+        return [index for index, one in enumerate(points * structs) if one]
 
     @classmethod
     def struct(cls) -> str:
