@@ -298,12 +298,14 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("changed", ["nothing", "skip", "reset states"])
 @pytest.mark.parametrize(
     ("hidden", "layers", "batch", "steps"),
-    [(192, 2, 128, 200), (512, 3, 32, 300), (256, 2, 64, 300), (128, 3, 160, 400)],
-)
+    [(192, 2, 128, 200), (512, 3, 32, 300), (256, 2, 64, 300), (128, 3, 160, 400),
+     (384, 3, 128, 200), (512, 3, 128, 600)],
+)  # fmt: skip
 def test_kernels_that_schedules_choose_are_known_by_values(
-    monkeypatch, kind, hidden, layers, batch, steps
+    monkeypatch, kind, hidden, layers, batch, steps, changed
 ):
     """To `explain`, and to what compiles them ahead: those of one loop and of two at once."""
 
@@ -321,18 +323,22 @@ def test_kernels_that_schedules_choose_are_known_by_values(
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(schedules, "has_launch_events", lambda: True)
-    spec = cells.lstm.spec(hidden, hidden, num_layers=layers, bidirectional=True)
+    cell, mode = (cells.rnn_tanh, "skip") if changed == "skip" else (cells.lstm, "linear")
+    spec = cell.spec(hidden, hidden, num_layers=layers, bidirectional=True, input_mode=mode)
+    resets = changed == "reset states"
     problem = Problem(
-        spec, torch.bfloat16, "cuda", grad=True, capability=(9, 0), processors=132
+        spec, torch.bfloat16, "cuda", grad=True, capability=(9, 0), processors=132, reset=resets,
+        reset_state=resets,
     )  # fmt: skip
-    key = schedules.ScheduleKey(problem, 0, steps, batch, False, False)
+    key = schedules.ScheduleKey(problem, 0, steps, batch, resets, False)
     if kind == "forward":
         begun = schedules.forward(key)
     else:
-        every = Needs(True, (False,) * 2, (True,) * len(module_slots(spec)), ())
+        none = (False,) * len(spec.states)
+        every = Needs(True, none, (True,) * len(module_slots(spec)), none if resets else ())
         begun = schedules.backward(key, every)[1]
     chosen = {one.loops for one in begun if isinstance(one, BeginLayer)}
-    flags = ("save",) if kind == "forward" else ()
+    flags = ("reset",) * resets + (("save",) if kind == "forward" else ())
     known = describe.both_at_once(problem, kind, flags, steps, batch)
     assert chosen <= known | {1}
     clear_caches()

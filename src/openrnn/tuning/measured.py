@@ -5,6 +5,8 @@ mask, gates of the cell, bytes of a stored value and of one as products read it,
 such loops ran at the same time, tiles of 8 rows in the batch, then the configuration, and its
 microseconds a step. A forward kernel that saves nothing is `inference`.
 
+A size that was not measured for inference takes the row of `forward`, with its registers.
+
 A batch that was measured only without a mask takes that kernel's shape and delay for calls with the
 mask, too. How much of R is in registers then follows from the model, since masks take registers.
 

@@ -199,9 +199,9 @@ def inside_cluster(
 ) -> MulticastBackwardConfig | None:
     """Of `every` the kernel with the same tiles that has the blocks which share K in one cluster.
 
-    None where there is none, or it needs more rounds, or has fewer buffers. The measured table was
-    made before there were such kernels. On an H200 ten pairs, H 384 to 1536, took 0.81 to 0.95 of
-    the other's time ("Sums through shared memory" in benchmarks/log/cuda-experiments.md).
+    None where there is none, or it needs more rounds, or has fewer buffers. Most of the measured
+    table was made before there were such kernels. On an H200 ten pairs, H 384 to 1536, took 0.81 to
+    0.95 of the other's time ("Sums through shared memory" in benchmarks/log/cuda-experiments.md).
     """
     if not isinstance(config, MulticastBackwardConfig) or config.parts_in_cluster:
         return None

@@ -89,7 +89,7 @@ class LoopRequest(NamedTuple):
 
     @property
     def without_masks(self) -> "LoopRequest":
-        """What it is compared as with several at once, which were measured only like that."""
+        """The same loop without masks: loops at the same time were measured only like that."""
         kept = tuple(name for name in self.option_names if name == "save")
         return self._replace(option_names=kept)
 
@@ -110,9 +110,9 @@ def _ranking(
     every = _forwards if loop.kind == "forward" else _backwards
     fitting = every(loop.cell, loop.dtype, units_of(loop.hidden), limits)
     held = (one for one in fitting if fits_concurrently(one, loop.batch, loops, limits))
-    # Without what sums inside a cluster save: no such kernel is in the measured table, and by the
-    # model alone they would win over kernels that are. The first one of another kind gives way to
-    # its like below.
+    # Ranked without what sums inside a cluster save: few such kernels are in the measured table,
+    # and by the model alone the others would win over kernels that are. If the first one sums
+    # through L2, `inside_cluster` replaces it by its counterpart.
     ranked = sorted(
         held,
         key=lambda one: model(one, loop.batch) + multicast.saved_inside(one, loop.batch, limits),
@@ -246,7 +246,7 @@ def _mask(option_names: OptionNames) -> str:
 
 
 def measured_options(kind: str, option_names: OptionNames) -> OptionNames:
-    """The options by which schedules choose: the others make kernels that were not measured."""
+    """The options by which schedules rank kernels; reset states are ranked like resets."""
     some = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
     return tuple(flag for flag in option_names if flag in some)
 
@@ -313,12 +313,16 @@ def fits_concurrently(config: KernelConfig, batch: int, loops: int, limits: Limi
 
 
 def holds(resident: int, config: KernelConfig, batch: int, loops: int) -> bool:
-    """Whether a device that holds so many clusters of a kernel can run so many loops at once."""
+    """Whether a device that holds so many clusters of a kernel can run so many loops at once.
+
+    For one loop one copy of R is enough, as further rows run in later rounds. Of several loops all
+    clusters must be resident at once.
+    """
     return resident >= (config.clusters if loops == 1 else loops * clusters_of(config, batch))
 
 
 def needs_more_rounds(resident: int, config: KernelConfig, batch: int, limits: Limits) -> bool:
-    """Whether a batch needs at least half as many rounds again as planned.
+    """Whether a batch needs at least 1.5 times the planned rounds.
 
     A round has as many rows as the device holds clusters for, with one block a multiprocessor.
     False on devices whose clusters were not counted.

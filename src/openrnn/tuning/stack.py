@@ -73,7 +73,8 @@ def _launch_us(stack: Stack, steps: int, batch: int, config: KernelConfig) -> fl
         else:
             row = len(stack.cell.gates) * stack.hidden * SIZES[stack.dtype]
             us += (stack.layers - 1) * steps * batch * row / FILLED_PER_US
-        together = multiplies_together(stack.layers, SIZES[stack.dtype], stack.hidden % 8 == 0)
+        no_copies = stack.hidden % 8 == 0 and "reset" not in stack.option_names
+        together = multiplies_together(stack.layers, SIZES[stack.dtype], no_copies)
         part = BATCHED_PRODUCTS if together else 1.0
         us += (1 + part * (stack.layers - 1)) * after
         us += (stack.layers - 1) * TRANSPOSE_US  # beside those of R, which any way has

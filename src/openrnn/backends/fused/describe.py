@@ -212,25 +212,23 @@ def both_at_once(
 ) -> set[int]:  # fmt: skip
     """`both_directions.loops_to_fit` of all layers of a problem whose device is known.
 
-    But for products that would run beside loops in turn. All gradients are wanted, or all but that
-    of x.
+    Products that would run beside loops in turn are not counted. All gradients are wanted, or all
+    but that of x.
     """
     spec = problem.spec
     if problem.capability is None or (problem.grad and spec.recompute == "gates"):
         return set()
     cell = traced(spec)
     row = len(planes(cell)) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
-    if chunks.for_memory(steps, batch, row) > 1:
+    if not problem.reset_state and chunks.for_memory(steps, batch, row) > 1:
         return set()
     loop = plan.LoopRequest(
         kind, plan.measured_options(kind, option_names), cell, problem.dtype_name,
         spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
     )  # fmt: skip
     twice = both_directions.fits_twice(loop)
-    found = {overlap.NO_SIDE_PRODUCTS}
-    if spec.input_mode == "linear" and not problem.reset_state:
-        found = _beside(problem, kind, steps, batch)
-    return {both_directions.loops_to_fit(loop, steps, twice, beside=beside) for beside in found}
+    products = _beside(problem, kind, steps, batch)
+    return {both_directions.loops_to_fit(loop, steps, twice, beside=beside) for beside in products}
 
 
 def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.SideProducts]:
@@ -243,9 +241,15 @@ def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.
 
     of = partial(overlap.side_products, time)
     inputs = [spec.layer_input(layer) for layer in range(spec.num_layers)]
+    above = [*(inner + spec.output_size for inner in inputs[1:]), 0]
+    # as `schedules` has it: no product of inputs is cut where reset states are given, and layer 0
+    # may have no input matrix
+    if problem.reset_state:
+        inputs = [0] * spec.num_layers
+    elif spec.input_mode != "linear":
+        inputs[0] = 0
     if kind == "forward":
         return {of(inner, 0) for inner in inputs}
-    above = [*(inner + spec.output_size for inner in inputs[1:]), 0]
     return {of(0, above[0]), *map(of, inputs, above)}
 
 

@@ -36,8 +36,7 @@ def forward(key: ScheduleKey) -> Schedule:
         return schedule.forward(_one_step(key.spec), problem.drops)
     save = problem.grad and not key.recompute
     options = ForwardOptions(problem.lengths, problem.reset, key.all_states, key.reset_states, save)
-    # the model of a step knows no reset states; with recompute it is asked as if forward saved
-    option_names = plan.measured_options("forward", names_of(options._replace(save=problem.grad)))
+    option_names = plan.measured_options("forward", names_of(options))
 
     def chunking(layer: int, direction: int) -> Chunking:
         here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
@@ -163,7 +162,7 @@ def choose_both_directions(
     key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], options: LoopOptions,
     option_names: plan.OptionNames, columns: int, inner: int, above: int = 0,
 ) -> int:  # fmt: skip
-    """The kernel in which both loops of a layer run at the same time; 0: they run in turn.
+    """For how many loops at once the kernel of both directions is ranked; `IN_TURN`: one by one.
 
     They run at once where the device holds the blocks of both and no memory bounds their chunks,
     unless products that would run beside loops in turn take as long as what is gained.
@@ -174,7 +173,7 @@ def choose_both_directions(
         above: columns of the weights of the layer above.
 
     Returns:
-        for how many loops at once their kernel is ranked, as `both_directions.loops_to_fit`.
+        as `both_directions.loops_to_fit`.
     """
     if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
         return both_directions.IN_TURN
@@ -187,7 +186,7 @@ def choose_both_directions(
             # the blocks of two grids that share multiprocessors were not measured
             twice = twice and both_directions.fits_twice(loop)
         loops = both_directions.loops_to_fit(loop, key.steps, twice, beside=products)
-        if loops and chunkings[0].overlap:
+        if loops != both_directions.IN_TURN and chunkings[0].overlap:
             step = _loop_step(one, options.kind, option_names, (key.batch + 7) // 8)
             whole = _products_time(key, one, columns)
             lost = 2 * overlap.saved(
@@ -197,6 +196,7 @@ def choose_both_directions(
             if back and idle(key, layer, options, option_names, loops):
                 # its own weights' products run beside the loops of the layer below
                 lost -= 2 * _products_time(key, one, columns - key.spec.layer_input(layer))
+            # asked again: what is lost depends on the kernel that the first answer chooses
             loops = both_directions.loops_to_fit(loop, key.steps, twice, lost, products)
         fits = loops < 2 or _driver_fits_twice(one, key.batch, options, 2)
         return loops if fits else both_directions.IN_TURN
@@ -243,7 +243,7 @@ def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float
 
 
 def _driver_fits_twice(layer: LayerKernels, batch: int, options: LoopOptions, loops: int) -> bool:
-    """Whether the device holds two loops of a kernel, by the driver's word."""
+    """Whether the driver says that the device holds two loops of the kernel ranked for `loops`."""
     kernel, config = layer.kernel(batch, options, loops)
     return not config.reads_r and plan.holds(kernel.max_clusters, config, batch, 2)
 
@@ -284,7 +284,7 @@ def edges(
     layer: LayerKernels, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
     columns: int,
 ) -> list[int]:  # fmt: skip
-    """Where chunks whose products run beside loops begin and end; [] where one is as good.
+    """The edges of chunks whose products run beside the loop of another; [] if one is as quick.
 
     Args:
         kind, option_names: of the loop.
