@@ -96,3 +96,10 @@ def test_cells_without_units_or_inputs_are_torchs(name, sizes):
         sum(state.sum() for state in out).backward()
         results.append([*out, x.grad, *(parameter.grad for parameter in cell.parameters())])
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("kind", [openrnn.LSTM, openrnn.GRU])
+def test_a_layer_that_is_the_root_is_refused_in_one_sentence(kind):
+    """torch.nn's fails too; ours spoke of a padding value that nobody gave."""
+    with pytest.raises(TypeError, match=r"give it a module that has the layer"):
+        fx.symbolic_trace(kind(5, 7))

@@ -481,10 +481,10 @@ def test_real_and_fake_tensors_do_not_mix():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     layer, fake = openrnn.LSTM(6, 4), FakeTensorMode().from_tensor(X)
-    with pytest.raises(ValueError, match="x is a FakeTensor and weight_ih_l0 is none"):
+    with pytest.raises(ValueError, match="x is a FakeTensor and weight_ih_l0 is not"):
         layer(fake)
     lengths = FakeTensorMode().from_tensor(torch.tensor([5, 0, 2]))
-    with pytest.raises(ValueError, match="lengths is a FakeTensor and x is none"):
+    with pytest.raises(ValueError, match="lengths is a FakeTensor and x is not"):
         layer(X, lengths=lengths)
 
 

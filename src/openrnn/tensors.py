@@ -112,7 +112,7 @@ def mixed(names: Iterable[str], tensors: Group) -> str:
     real = [name for name, tensor in named if not isinstance(tensor, FakeTensor)]
     if not fakes or not real or fakes[0][1].fake_mode.allow_non_fake_inputs:
         return ""
-    return f"{fakes[0][0]} is a FakeTensor and {real[0]} is none"
+    return f"{fakes[0][0]} is a FakeTensor and {real[0]} is not"
 
 
 def settle(names: Iterable[str], tensors: Group) -> tuple[list[Tensor], str]:

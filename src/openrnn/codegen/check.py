@@ -128,6 +128,8 @@ class _Watch(TorchDispatchMode):
                 )
             if name.startswith("index_put"):
                 why = "writes where a mask says so: use torch.where"
+            if name.endswith("_backward"):  # autograd's, in a derivative, not the user's
+                raise CellError(f"cell '{self.cell.name}': {word} has no kernel")
             raise CellError(f"cell '{self.cell.name}': {word}{self._line()} {why}")
         return func(*args, **(kwargs or {}))
 

@@ -13,7 +13,6 @@ from openrnn.nn import autocast, checks, foreign, jagged
 from openrnn.nn.call_cache import NO_MASKS, Masks, is_kernel_mask, kernel_masks, of_step
 from openrnn.nn.stepper import Stepper
 from openrnn.nn.torch_names import TorchNames
-from openrnn.spec import number
 
 is_compiling = torch.compiler.is_compiling
 PACKED_STEPS = 65_535  # longer packed sequences are padded
@@ -57,7 +56,7 @@ class Layer(TorchNames):
         """
         # the check of a number costs more
         if type(padding_value) is not float and type(padding_value) is not int:
-            padding_value = number("padding_value", padding_value)
+            padding_value = foreign.padding(padding_value)
         bare = reset_state is None and generator is None
         masks: Masks | None = NO_MASKS
         if not bare or return_states or padding_value or is_compiling():

@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from openrnn.spec import number
+
 
 def call(module: nn.Module, input: Any, **options: Any) -> Any:
     """What a module returns for an input that is no tensor; `options` that are None are left out.
@@ -27,6 +29,22 @@ def call(module: nn.Module, input: Any, **options: Any) -> Any:
         forward: Any = type(module).forward
         return torch.overrides.handle_torch_function(forward, relevant, module, input, **given)
     raise TypeError(f"{type(module).__name__}: input must be a Tensor, got {type(input).__name__}")
+
+
+def padding(value: Any) -> float:
+    """A padding value that is neither a float nor an int, as a float.
+
+    Raises:
+        TypeError: it is no number, as where `torch.fx` traces the layer itself.
+    """
+    from torch.fx import Proxy
+
+    if isinstance(value, Proxy):
+        raise TypeError(
+            "torch.fx.symbolic_trace has no inside of a layer to trace: give it a module that has "
+            "the layer, such as torch.nn.Sequential(layer)"
+        )
+    return number("padding_value", value)
 
 
 def answers(hx: Any) -> bool:
