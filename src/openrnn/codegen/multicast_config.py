@@ -102,8 +102,8 @@ class MulticastConfig(KernelConfig):
         inputs = ceil_div(sets * CELL_WARPS * self.slots() * per_slot, 128) * 128
         matrix = self.fragments(cell, dtype) - self.register_fragments
         matrix *= 4 * self.k_warpgroups * 1024
-        inputs += received * (self.k_parts - 1) * self.slots() * 256
-        return front + self._exchange_bytes(cell, dtype) + inputs + matrix
+        messages = received * (self.k_parts - 1) * self.slots() * 256
+        return front + self._exchange_bytes(cell, dtype) + inputs + messages + matrix
 
     def sum_parts(self, batch: int) -> int:
         return super().sum_parts(batch) * self.tiles_in_flight

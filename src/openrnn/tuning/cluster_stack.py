@@ -140,6 +140,5 @@ def step_cycles(
     found += (config.poll_rounds(cell, dtype) - 1) * cost.round
     blocks = config.layers * -(-batch // config.rows) * config.cluster
     found += cost.device * min(1.0, blocks / limits.clusters(1))
-    copies = limits.clusters(config.cluster) // config.layers
     found *= cost.float32 if SIZES[dtype] == 4 else 1.0
-    return found * -(-batch // (config.rows * copies))
+    return found * limits.rounds(config, batch)

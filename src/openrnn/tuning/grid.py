@@ -153,9 +153,8 @@ def step_cycles(
     cost, sums_of_unit = (_FORWARD, len(cell.gates)) if forward else (_BACKWARD, 1)
     quarter = -(-config.warps // 4)  # warps of a quarter of a multiprocessor
     fragments, k_tiles = config.fragments(cell, dtype), config.k_tiles(cell, dtype)
-    copies = limits.clusters(config.cluster) // config.clusters  # of R
     fetched = min(config.rows, batch) * k_tiles * config.k_warps * 64
-    blocks = config.cluster * config.clusters * min(copies, -(-batch // config.rows))
+    blocks = config.cluster * config.clusters * min(limits.copies(config), -(-batch // config.rows))
     block_slots = -(-config.groups * config.tiles // config.cluster)
     parts = block_slots * config.cluster * config.k_warps * sums_of_unit * 256
     # the four warps of a warpgroup read their operand once
@@ -173,4 +172,4 @@ def step_cycles(
         found += parts * cost.byte
     found += _stream_cycles(config, blocks)
     found *= cost.wgmma if config.wgmma else 1
-    return found * -(-batch // (config.rows * copies))
+    return found * limits.rounds(config, batch)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from openrnn.codegen.config import KernelConfig
+from openrnn.codegen.config import KernelConfig, ceil_div
 from openrnn.codegen.trace import Traced
 
 Config = TypeVar("Config", bound=KernelConfig)
@@ -62,6 +62,14 @@ class Limits:
         Where it is not known, an H200's.
         """
         return max(1, dict(self.resident or _H200)[size])
+
+    def copies(self, config: KernelConfig) -> int:
+        """How many copies of R a kernel whose blocks are resident has at once."""
+        return self.clusters(config.cluster) // config.clusters
+
+    def rounds(self, config: KernelConfig, batch: int) -> int:
+        """How many times, one after the other, all of its blocks run for a batch."""
+        return ceil_div(batch, config.rows * self.copies(config))
 
     @property
     def has_h200_clusters(self) -> bool:

@@ -143,23 +143,21 @@ def backwards(
         splits = halves * k_parts
         if units % (8 * splits * groups) or units * len(cell.gates) % (32 * splits):
             continue
+        # sums through memory, and inside clusters of several sizes
+        ways = [(CLUSTER, False), *((size, True) for size in CLUSTERS[k_parts])]
         for sets, tiles, k_warpgroups in product(SETS, TILES, (1, 2)):
             if sets % 2 and k_warpgroups == 1:
                 continue  # two warpgroups for cells have as many sets
-            config = MulticastBackwardConfig(
-                units, CLUSTER, WARPS, groups * CLUSTER, tiles, sets, 0, 2, True,
-                low_register=True, k_parts=k_parts, layers=layers, k_warpgroups=k_warpgroups,
-            )  # fmt: skip
-            clusters = _clusters(units, groups, CLUSTER, limits, layers)
-            if clusters and clusters // layers % k_parts == 0:
-                yield from _filled(replace(config, clusters=clusters), cell, dtype, limits)
-            for cluster in CLUSTERS[k_parts]:
+            for cluster, inside in ways:
                 clusters = _clusters(units, groups, cluster, limits, layers)
-                inside = replace(
-                    config, cluster=cluster, groups=groups * cluster, clusters=clusters,
-                    parts_in_cluster=True,
+                if not clusters or (not inside and clusters // layers % k_parts):
+                    continue
+                config = MulticastBackwardConfig(
+                    units, cluster, WARPS, groups * cluster, tiles, sets, 0, 2, True,
+                    low_register=True, clusters=clusters, k_parts=k_parts, layers=layers,
+                    k_warpgroups=k_warpgroups, parts_in_cluster=inside,
                 )  # fmt: skip
-                yield from _filled(inside, cell, dtype, limits) if clusters else ()
+                yield from _filled(config, cell, dtype, limits)
 
 
 def _clusters(units: int, groups: int, cluster: int, limits: Limits, layers: int) -> int:
@@ -188,12 +186,6 @@ def _filled(config: Config, cell: Traced, dtype: str, limits: Limits) -> Iterato
             return
 
 
-def _rounds(config: MulticastConfig, batch: int, limits: Limits) -> int:
-    """How many times, one after the other, all blocks of a device run for a batch."""
-    copies = limits.clusters(config.cluster) // config.clusters  # of R
-    return -(-batch // (config.rows * copies))
-
-
 def inside_cluster(
     config: KernelConfig, every: Iterable[KernelConfig], batch: int, limits: Limits
 ) -> MulticastBackwardConfig | None:
@@ -209,12 +201,12 @@ def inside_cluster(
     def shape(one: MulticastBackwardConfig) -> tuple[int, ...]:
         return one.tiles, one.tiles_in_flight, one.k_parts, one.k_warpgroups
 
-    rounds = _rounds(config, batch, limits)
+    rounds = limits.rounds(config, batch)
     return next(
         (one for one in every
          if isinstance(one, MulticastBackwardConfig) and one.parts_in_cluster
          and shape(one) == shape(config) and one.buffers >= config.buffers
-         and _rounds(one, batch, limits) <= rounds),
+         and limits.rounds(one, batch) <= rounds),
         None,
     )  # fmt: skip
 
@@ -223,7 +215,7 @@ def saved_inside(config: KernelConfig, batch: int, limits: Limits) -> float:
     """Cycles of a step that a kernel saves whose blocks that share K are of one cluster."""
     if not isinstance(config, MulticastBackwardConfig) or not config.parts_in_cluster:
         return 0.0
-    return _SAVED_IN_CLUSTER[config.k_parts] * _rounds(config, batch, limits)
+    return _SAVED_IN_CLUSTER[config.k_parts] * limits.rounds(config, batch)
 
 
 def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limits) -> float:
@@ -244,4 +236,4 @@ def step_cycles(cell: Traced, config: MulticastConfig, batch: int, limits: Limit
         costs = _FORWARD if config.kind == "forward" else _BACKWARD[config.k_warpgroups]
         once = costs.step + costs.tile * tiles + costs.value * values
         once += _MESSAGES if config.k_parts > 1 else 0.0
-    return once * _rounds(config, batch, limits) - saved_inside(config, batch, limits)
+    return once * limits.rounds(config, batch) - saved_inside(config, batch, limits)

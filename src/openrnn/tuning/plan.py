@@ -331,11 +331,10 @@ def needs_more_rounds(resident: int, config: KernelConfig, batch: int, limits: L
         resident: clusters that the device holds at once, by its driver; at least `config.clusters`.
         limits: what was planned with.
     """
-    planned = limits.clusters(config.cluster) // config.clusters
-    if not limits.has_h200_clusters or not planned:
+    if not limits.has_h200_clusters or not limits.copies(config):
         return False
-    sets = ceil_div(batch, config.rows)
-    return 2 * ceil_div(sets, resident // config.clusters) >= 3 * ceil_div(sets, planned)
+    rounds = ceil_div(batch, config.rows * (resident // config.clusters))
+    return 2 * rounds >= 3 * limits.rounds(config, batch)
 
 
 def clusters_of(config: KernelConfig, batch: int) -> int:
