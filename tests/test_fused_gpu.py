@@ -29,15 +29,15 @@ def layer(cell, hidden, dtype, **options):
 def exactly(net):
     """The reference in float64 with the same weights."""
     exact = openrnn.Recurrent(
-        net.cell, net.input_size, net.hidden_size, bidirectional=net.bidirectional,
-        backend="reference",
+        net.cell, net.input_size, net.hidden_size, num_layers=net.num_layers,
+        bidirectional=net.bidirectional, backend="reference",
     )  # fmt: skip
     exact.load_state_dict(net.state_dict())
     return exact.to("cuda", torch.float64)
 
 
-def step(net, x, dy):
-    y = net(x)[0]
+def step(net, x, dy, **given):
+    y = net(x, **given)[0]
     return [y.detach(), *torch.autograd.grad(y, [x, *net.parameters()], dy)]
 
 

@@ -243,7 +243,7 @@ def test_a_thread_without_a_context_may_launch_first():
     def launch():
         try:
             args = PermuteWeightsArgs(
-                matrix=matrix.data_ptr(), out=out.data_ptr(), units=2, hidden=2, across=3,
+                matrix=matrix.data_ptr(), row=3, out=out.data_ptr(), units=2, hidden=2, across=3,
                 columns=3, gates=1, order=nibbles((0,)), transposed=True,
             )  # fmt: skip
             kernel.launch(1, args.words())
@@ -276,6 +276,9 @@ def test_weights_are_permuted(hidden, offset, dtype):
         want = pad(rows, (0, across - columns, 0, units - hidden))
         want = want.permute(2, 0, 1) if turned else want
         assert torch.equal(one.permuted(matrix, order, turned), want)
+        if not turned:  # with more columns
+            wider = pad(want, (0, 16 - columns % 16))
+            assert torch.equal(one.permuted(matrix, order, False, wider.shape[2]), wider)
         jobs.append((matrix, want, *one.permutation(matrix, order, turned)))
     _, _, _, every, (blocks, *_) = zip(*jobs[2:])
     for _, _, out, _, _ in jobs[2:]:

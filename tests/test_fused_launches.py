@@ -440,7 +440,7 @@ def test_flags_are_filled_beside_the_loop_before(monkeypatch, launched, overlapp
     monkeypatch.setattr(
         products,
         "input_product",
-        lambda *sizes: multiplied.append(len(launched.events)) or product(*sizes),
+        lambda *sizes, padded: multiplied.append(len(launched.events)) or product(*sizes),
     )
     launched(GRIDS, cells.lstm.spec(64, 64), 11, **{name: MASKS[name] for name in given})
     assert launched.unfilled == [0] * 2 * number

@@ -17,13 +17,14 @@ from openrnn.backends.base import Call, Cotangents, Needs
 from openrnn.backends.fused import (
     backend,
     kernels,
+    products,
     schedules,
     weight_gradients,
 )
 from openrnn.codegen.config import BackwardConfig, ForwardConfig
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import BackwardArgs, CopyRowsArgs, PermuteWeightsArgs
-from openrnn.native.cublaslt import Product
+from openrnn.native.cublaslt import Algorithm, MatmulPlan, Product
 from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import chunks
@@ -61,7 +62,7 @@ def multiply(product, a, b, d, add=False):
 
 def permute_weights(args):
     """What permute_weights.cuh does."""
-    matrix = at(args.matrix, (args.gates * args.hidden, args.columns))
+    matrix = at(args.matrix, (args.gates * args.hidden, args.columns), args.row)
     taken = matrix.unflatten(0, (args.gates, args.hidden))
     taken = taken[[args.order >> 4 * gate & 15 for gate in range(args.gates)]]
     wide = pad(taken, (0, args.across - args.columns, 0, args.units - args.hidden))
@@ -119,8 +120,20 @@ class Given:
         return taken
 
 
-def divide(monkeypatch, number):
-    """Calls have that many chunks, or others whose products run beside the loops of the next."""
+def make_matrices(monkeypatch):
+    """Products of any size are of matrices that are padded or transposed for them."""
+    monkeypatch.setattr(products, "PADDED_FROM", {2: 0.0, 4: 0.0})
+    monkeypatch.setattr(products, "TRANSPOSED_DX_FROM", (0, 0))
+    monkeypatch.setattr(products, "TRANSPOSED_ROWS_FROM", (0, 0, 0.0))
+
+
+def divide(monkeypatch, number, made):
+    """Calls have that many chunks, or others whose products run beside the loops of the next.
+
+    made: see `make_matrices`.
+    """
+    if made:
+        make_matrices(monkeypatch)
     monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: number == "at once")
     monkeypatch.setattr(schedules, "idle", lambda *_: 0.0)
     if isinstance(number, int):
@@ -133,16 +146,17 @@ def divide(monkeypatch, number):
 
 MASKS = (), ("lengths",), ("reset",), ("lengths", "reset")
 NUMBERS = 1, 3, 11, (0, 4, STEPS), (0, 1, 4, STEPS), "at once"
+BOTH = False, True
 
 
 @pytest.mark.parametrize(
-    ("hidden", "masks", "starts", "reverse", "number"),
+    ("hidden", "masks", "starts", "reverse", "number", "made"),
     # no factor of the numbers of values: a fifth has each of them
-    thinned(itertools.product([16, 13], MASKS, [False, True], [False, True], NUMBERS), 5),
+    thinned(itertools.product([16, 13], MASKS, BOTH, BOTH, NUMBERS, BOTH), 5),
     ids=str,
 )
 def test_products_of_chunks_are_those_of_all_steps(
-    monkeypatch, hidden, masks, starts, reverse, number
+    monkeypatch, hidden, masks, starts, reverse, number, made
 ):
     """dx, dW and dR of one direction, against sums written out; H and I no multiples of 8."""
     torch.manual_seed(0)
@@ -161,7 +175,7 @@ def test_products_of_chunks_are_those_of_all_steps(
         Given(padded if way == reverse else torch.zeros_like(padded), way) for way in (False, True)
     ]
     directions = iter(lefts)
-    divide(monkeypatch, number)
+    divide(monkeypatch, number, made)
     monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, None))
 
     def kernel(kind, *_):
@@ -243,3 +257,29 @@ def test_a_weight_s_gradient_from_planes_of_gates(monkeypatch, hidden, columns, 
     made = found.finished()
     assert made.is_contiguous()
     torch.testing.assert_close(made, by_gate.T @ values)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "splits", "waves", "wanted"),
+    [
+        # of 128 x 256, 128 x 128 and 128 x 160 values
+        ([32768, 16384, 20480], [1, 1, 1], 4.0, 1),
+        ([32768, 8192, 20480], [1, 1, 1], 4.0, 2),
+        ([32768, 16384, 20480], [1, 2, 1], 4.0, 2),
+        ([32768, 16384, 20480], [2, 1, 1], 4.0, 0),  # none splits K alike
+        ([20480, 16384], [1, 1], 4.0, 0),  # small enough
+        ([32768, 16384], [1, 1], 40.0, 0),  # too many waves
+        ([32768, 8192], [1, 1], 4.0, 0),  # none is large enough
+    ],
+)
+def test_smaller_tiles_are_chosen(monkeypatch, tiles, splits, waves, wanted):
+    """By the waves that cuBLASLt says: those of all tiles, of each part of K."""
+    processors = 132
+    values = int(waves * processors * tiles[0] / splits[0])
+    plan = MatmulPlan.__new__(MatmulPlan)
+    plan._made, plan._proposed = [], (Algorithm * len(tiles))()
+    for one, tile, split in zip(plan._proposed, tiles, splits):
+        one.waves, one.words[0] = values * split / tile / processors, split
+    monkeypatch.setattr(plan, "_split", lambda one: one.words[0])
+    assert plan._with_smaller_tiles(len(tiles), values, processors) == wanted
+    assert ctypes.sizeof(Algorithm) == 96  # as cublasLt.h has it

@@ -20,7 +20,7 @@ from test_fused_launches import (
     wavefront_if_asked,
     without_side_stream,
 )
-from test_fused_products import at, copy_rows, multiply, permute_weights
+from test_fused_products import at, copy_rows, make_matrices, multiply, permute_weights
 from torch.utils.checkpoint import checkpoint
 
 import openrnn
@@ -65,6 +65,11 @@ OPTIONS = [
         "cuts": (0, 1, 2, STEPS), "cut": ("backward",),
     },
     {"num_layers": 3, "wavefront": 2}, {"num_layers": 3, "wavefront": 2, "overlap": True},
+    {"num_layers": 2, "made": True}, {"num_layers": 3, "wavefront": 2, "made": True},
+    {
+        "num_layers": 2, "bidirectional": True, "at_once": True, "cuts": (0, 1, 2, STEPS),
+        "made": True,
+    },
 ]  # fmt: skip
 
 
@@ -224,7 +229,7 @@ class Plan:
 
     workspace = 512
 
-    def __init__(self, dtype, device, sizes, layouts, aligned, float32_out, count):
+    def __init__(self, dtype, device, sizes, layouts, aligned, float32_out, count, smaller_tiles):
         a, b, d = layouts
         self.product = SimpleNamespace(sizes=sizes, a=a, b=b, d=d, count=count)
         self.space_like = template((512,), torch.uint8, torch.device("cpu"))
@@ -249,8 +254,10 @@ def pretended(monkeypatch):
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
         overlap=False, cuts=(), cut=("forward",), length=STEPS, width=WIDTH, lengths=None,
-        reset=None, seed=None, **options,
+        reset=None, seed=None, made=False, **options,
     ):  # fmt: skip
+        if made:
+            make_matrices(monkeypatch)
         monkeypatch.setattr(schedules, "idle", lambda *_: float(overlap))
         monkeypatch.setattr(schedules, "has_launch_events", lambda: overlap)
         monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: int(at_once))

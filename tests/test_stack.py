@@ -539,7 +539,7 @@ def test_backward_multiplies_by_the_matrix_above_in_the_order_of_planes(monkeypa
     layers = [LayerKernels(spec, layer, torch.float32, 0) for layer in range(2)]
     below, weights = (Weights(SimpleNamespace(params=params), layer) for layer in layers)
     transpose_all([below, weights])
-    assert below.input_transposed is None
+    assert below._input_transposed is None
     d_gates = {gate: torch.randn(5, UNITS) for gate in cell.gates}
     above = dict(zip(cell.gates, weights.w_ih.unflatten(0, (gates, UNITS))))
     # of planes named dx_GATE or, where both sides have the same, da_GATE

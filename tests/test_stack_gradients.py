@@ -27,12 +27,12 @@ def products(monkeypatch):
     counts = []
 
     class Checked(Plan):
-        def __init__(self, dtype, device, sizes, layouts, aligned, full, count):
+        def __init__(self, dtype, device, sizes, layouts, aligned, full, count, smaller_tiles):
             rows, columns, inner = sizes
             shapes = (rows, inner), (inner, columns), (rows, columns)
             for layout, (down, across) in zip(layouts, shapes):
                 assert layout.stride >= (down if layout.transposed else across)
-            super().__init__(dtype, device, sizes, layouts, aligned, full, count)
+            super().__init__(dtype, device, sizes, layouts, aligned, full, count, smaller_tiles)
             counts.append(count)
 
     monkeypatch.setattr(cublaslt, "MatmulPlan", Checked)

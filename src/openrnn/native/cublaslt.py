@@ -31,6 +31,7 @@ SIGNATURES = {
     "cublasLtMatmulPreferenceSetAttribute": "pipz",
     "cublasLtMatmulPreferenceDestroy": "p",
     "cublasLtMatmulAlgoGetHeuristic": "pppppppipp",
+    "cublasLtMatmulAlgoConfigGetAttribute": "pipzp",
     # handle, product, alpha, a and b with their layouts, beta, c and d with theirs, algorithm,
     # workspace and its size, stream
     "cublasLtMatmul": "ppppppp" + "ppppp" + "ppzp",
@@ -43,6 +44,11 @@ _BATCH_COUNT, _BATCH_STRIDE = 5, 6  # of cublasLtMatrixLayoutAttribute_t
 # split sums are added up in float32 and always in one order; in place (1) it is the type of d
 _IN_FLOAT32 = 2
 MAX_WORKSPACE_BYTES = 32 << 20
+_SPLIT_K = 2  # of cublasLtMatmulAlgoConfigAttributes_t
+# Where `smaller_tiles` is asked for and the heuristic's first algorithm has tiles of more values of
+# d than LARGE_TILE, and at most MOST_WAVES waves of them, the first of CANDIDATES algorithms runs
+# that has tiles of SMALLER_TILES values and splits K alike.
+LARGE_TILE, SMALLER_TILES, MOST_WAVES, CANDIDATES = 23_000, (16_000, 23_000), 32.0, 8
 
 
 class CublasLt(Library):
@@ -108,6 +114,20 @@ class Layout(NamedTuple):
     batch_stride: int = 0
 
 
+class Algorithm(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t: an algorithm that cuBLASLt proposes.
+
+    Attributes:
+        workspace: bytes that it needs.
+        waves: tiles of d, or of its part where K is split, over the device's multiprocessors.
+    """
+
+    _fields_ = (
+        ("words", ctypes.c_uint64 * 8), ("workspace", ctypes.c_size_t), ("state", ctypes.c_int),
+        ("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4),
+    )  # fmt: skip
+
+
 class MatmulPlan:
     """A kind of product, d = a b or d + a b, with the algorithm that runs it.
 
@@ -117,11 +137,13 @@ class MatmulPlan:
         aligned: bytes that the addresses of all three are multiples of, at most 16.
         float32_out: d is float32, whatever a and b are.
         count: of products at once.
+        smaller_tiles: see `Product`.
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
         layouts: tuple[Layout, Layout, Layout], aligned: int, float32_out: bool, count: int,
+        smaller_tiles: bool = False,
     ) -> None:  # fmt: skip
         self._made = list[tuple[str, int]]()
         self._library = load()
@@ -148,20 +170,53 @@ class MatmulPlan:
         least = ctypes.c_uint32(aligned)
         for matrix in range(4):
             self._set("MatmulPreference", wish, _ALIGNMENT + matrix, least)
-        # cublasLtMatmulHeuristicResult_t: the algorithm in 64 bytes, then bytes of workspace
-        self._found, found = (ctypes.c_uint64 * 12)(), ctypes.c_int32()
+        number, found = CANDIDATES if smaller_tiles else 1, ctypes.c_int32()
+        self._proposed = (Algorithm * number)()
         self._library.cublasLtMatmulAlgoGetHeuristic(
-            _handle(device), self.product, self.b, self.a, self.d, self.d, wish, 1,
-            ctypes.addressof(self._found), ctypes.addressof(found),
+            _handle(device), self.product, self.b, self.a, self.d, self.d, wish, number,
+            ctypes.addressof(self._proposed), ctypes.addressof(found),
         )  # fmt: skip
         if found.value == 0:
             raise LibraryError("cublasLtMatmulAlgoGetHeuristic", "no kernel", f"sizes {sizes}")
-        self.algorithm, self.workspace = ctypes.addressof(self._found), int(self._found[8])
+        chosen = 0
+        if smaller_tiles:
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+            chosen = self._with_smaller_tiles(found.value, count * rows * columns, processors)
+        self.algorithm = ctypes.addressof(self._proposed[chosen])
+        self.workspace = int(self._proposed[chosen].workspace)
         self._handle, self._run = _handle(device), self._library.cublasLtMatmul
         self.space_like = None
         if self.workspace:
             where = torch.device("cuda", device)
             self.space_like = template((self.workspace,), torch.uint8, where)
+
+    def _with_smaller_tiles(self, proposed: int, values: int, processors: int) -> int:
+        """The rank of the algorithm that `smaller_tiles` asks for; values: of d."""
+
+        def tile(one: Algorithm, split: int) -> float:
+            waves = float(one.waves)
+            return values * max(1, split) / max(1e-6, waves * processors)
+
+        every = [(one, self._split(one)) for one in self._proposed[:proposed]]
+        first, first_split = every[0]
+        least, most = SMALLER_TILES
+        if tile(first, first_split) <= LARGE_TILE or first.waves > MOST_WAVES:
+            return 0
+        ranks = (
+            rank
+            for rank, (one, split) in enumerate(every)
+            if split == first_split and least <= tile(one, split) <= most
+        )
+        return next(ranks, 0)
+
+    def _split(self, one: Algorithm) -> int:
+        """In how many parts an algorithm splits K."""
+        found, written = ctypes.c_int32(), ctypes.c_size_t()
+        self._library.cublasLtMatmulAlgoConfigGetAttribute(
+            ctypes.addressof(one), _SPLIT_K, ctypes.addressof(found), ctypes.sizeof(found),
+            ctypes.addressof(written),
+        )  # fmt: skip
+        return found.value
 
     def multiply(self, a: int, b: int, d: int, add: bool, space: int, stream: int) -> None:
         """Multiplies what lies at these addresses; `space`: that of its workspace."""
@@ -198,16 +253,19 @@ class Product:
         a, b, d: how they lie in memory.
         float32_out: d is float32.
         count: of products at once, of matrices that are `batch_stride` elements apart.
+        smaller_tiles: of similar algorithms one whose tiles of d are smaller than the first one's.
+            In 16 bits x_gates take 0.9 of the time with it on an H200, other products as long as
+            without: benchmarks/log/cuda-experiments.md, "Matrices made for products".
     """
 
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int], a: Layout, b: Layout,
-        d: Layout, float32_out: bool = False, count: int = 1,
+        d: Layout, float32_out: bool = False, count: int = 1, smaller_tiles: bool = False,
     ) -> None:  # fmt: skip
         self.dtype, self.device, self.sizes, self.float32_out, self.count = (
             dtype, device, sizes, float32_out, count
         )  # fmt: skip
-        self.a, self.b, self.d = a, b, d
+        self.a, self.b, self.d, self.smaller_tiles = a, b, d, smaller_tiles
         self._batch_strides = 0  # bits of the distances in bytes
         if count > 1:
             size = 4 if float32_out else dtype.itemsize
@@ -218,8 +276,9 @@ class Product:
     def _plan(self, aligned: int) -> MatmulPlan:
         layouts = self.a, self.b, self.d
         found = self._plans[aligned] = MatmulPlan(
-            self.dtype, self.device, self.sizes, layouts, aligned, self.float32_out, self.count
-        )
+            self.dtype, self.device, self.sizes, layouts, aligned, self.float32_out, self.count,
+            self.smaller_tiles,
+        )  # fmt: skip
         return found
 
     def run(self, a: int, b: int, d: int, add: bool = False) -> None:

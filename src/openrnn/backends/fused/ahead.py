@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
+from openrnn.backends.fused.copies import ALIGNMENT
 from openrnn.backends.fused.describe import both_at_once
 from openrnn.backends.fused.several_layers import stack_of, wavefront_of
 from openrnn.native.nvrtc import Binary, arch_of
@@ -27,6 +28,9 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     arch, made = arch_of(capability), set[Binary]()
     plain = {("copy_rows", name), ("fill_flags", "float32")}
     several = set[tuple[str, int]]()  # names, and how many structs of arguments a launch has
+    widths = spec.hidden_size, *map(spec.layer_input, range(spec.num_layers))
+    if any(width * problem.dtype.itemsize % ALIGNMENT for width in widths):
+        plain |= {("permute_weights", name)}  # pads W_ih for long calls
     if problem.grad:
         plain |= {("permute_weights", name), ("reduce_bias_gradients", name)}
         if problem.dtype.itemsize == 2:  # the gradients of several chunks are summed in float32

@@ -141,7 +141,7 @@ class BackwardPass(ForwardLoops):
             return
         whole = self._dx[above]
         if whole is not None:
-            whole.tensor = masked(self.call, operation.layer, whole.tensor)
+            whole.tensor = masked(self.call, operation.layer, whole.dense)
 
     def _at(self, operation: OfChunk) -> LayerGradients:
         return self._current[operation.loop_key]
@@ -280,6 +280,6 @@ class BackwardPass(ForwardLoops):
         """What the call asked for."""
         dx = self._dx.get(0) if self.needs.x else None
         return Gradients(
-            None if dx is None else dx.tensor, self.d_initial, self.d_params,
+            None if dx is None else dx.dense, self.d_initial, self.d_params,
             self.d_reset_states,
         )  # fmt: skip

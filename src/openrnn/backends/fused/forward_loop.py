@@ -12,7 +12,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused import prepared, products
-from openrnn.backends.fused.copies import aligned, copied, padded_gates
+from openrnn.backends.fused.copies import aligned, copied, padded_gates, padded_to_16_bytes
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.backends.fused.pass_runner import PassRunner, Weights, address, fill_flags
@@ -121,11 +121,14 @@ class ForwardLoops(PassRunner):
         layer, w_ih = inputs.weights.layer, inputs.weights.w_ih
         if w_ih is None:
             return
-        x = self.chunk_input(operation)
-        if not x.is_contiguous():
+        x, rows = self.chunk_input(operation), operation.chunk.steps * self.batch
+        # of all steps, so that it is the same for all chunks
+        padded = products.pads_inputs(layer, x.shape[2], self.steps * self.batch)
+        if padded:
+            x, w_ih = padded_to_16_bytes(x), inputs.weights.input_padded
+        elif not x.is_contiguous():
             x = copied(x)
-        rows = operation.chunk.steps * self.batch
-        product = products.input_product(layer, x.shape[2], rows)
+        product = products.input_product(layer, x.shape[2], rows, padded=padded)
         product.run(x.data_ptr(), w_ih.data_ptr(), inputs.x_gates.data_ptr())
 
     def fill_flags(self, operation: FillFlags) -> None:

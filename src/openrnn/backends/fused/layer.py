@@ -161,27 +161,31 @@ class LayerKernels:
         rows = (2 * self.gates + self.vectors) * self.hidden
         return -(-rows // self.reduce_bias_gradients.threads)
 
-    def permuted(self, matrix: Tensor, order: tuple[int, ...], transposed: bool) -> Tensor:
-        """A matrix (G*H, N) as (G, units, N), its gates in another order, padded with zeros.
+    def permuted(
+        self, matrix: Tensor, order: tuple[int, ...], transposed: bool, width: int = 0
+    ) -> Tensor:
+        """A matrix (G*H, N) as (G, units, width), its gates in another order, padded with zeros.
 
-        transposed: as (units, G, units), for a matrix whose columns are units, too.
+        Args:
+            transposed: as (N rounded up to a multiple of 8, G, units).
+            width: N where it is 0.
         """
-        out, words, blocks = self.permutation(matrix, order, transposed)
+        out, words, blocks = self.permutation(matrix, order, transposed, width)
         self.permute_weights.launch(blocks, words)
         return out
 
     def permutation(
-        self, matrix: Tensor, order: tuple[int, ...], transposed: bool
+        self, matrix: Tensor, order: tuple[int, ...], transposed: bool, width: int = 0
     ) -> tuple[Tensor, list[int], int]:
         """Memory for what `permuted` returns, and the arguments and blocks of its launch."""
         gates, units, columns = self.gates, self.units, matrix.shape[1]
-        across = units if transposed else columns
+        across = plan.units_of(columns) if transposed else width or columns
         tile = cuda.PERMUTE_TILE
-        shape = (units, gates, units) if transposed else (gates, units, columns)
+        shape = (across, gates, units) if transposed else (gates, units, across)
         out = allocator_for(matrix.dtype, matrix.device).empty(*shape)
         args = PermuteWeightsArgs(
-            matrix=matrix.data_ptr(), out=out.data_ptr(), units=units, hidden=self.hidden,
-            across=across, columns=columns, gates=gates, order=nibbles(order),
+            matrix=matrix.data_ptr(), row=columns, out=out.data_ptr(), units=units,
+            hidden=self.hidden, across=across, columns=columns, gates=gates, order=nibbles(order),
             transposed=transposed,
         )  # fmt: skip
         return out, args.words(), gates * (-(-units // tile) * -(-across // tile))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from openrnn.backends.fused import products
 from openrnn.backends.fused.copies import aligned, copied
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.pass_runner import PassRunner, Weights, address
@@ -16,6 +17,7 @@ from openrnn.backends.fused.weight_gradients import (
     write_dx,
 )
 from openrnn.schedule import Chunk, Chunking
+from openrnn.tuning import plan
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
 
@@ -38,12 +40,18 @@ class Dx:
     """The gradient of x (T, B, I): one direction writes that of a step, and the other adds to it.
 
     Args:
-        tensor: memory for it.
+        tensor: memory for it, whose rows may be padded.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self._written: list[tuple[int, int]] = []  # ranges of steps that do not touch
+
+    @property
+    def dense(self) -> Tensor:
+        """It without padding: a copy where it has some."""
+        padded = self.tensor.stride(1) > self.tensor.shape[2]
+        return copied(self.tensor) if padded else self.tensor
 
     def parts(self, chunk: Chunk) -> list[tuple[Chunk, bool]]:
         """Splits a chunk into ranges of steps that are written and that are not, and says which.
@@ -116,8 +124,15 @@ class LayerGradients:
         self._biases: Biases | None = None
         self._reduced = False
         self.dx = tensors.dx
+        steps, batch, inner = x.shape
+        sizes = inner, steps * batch
+        self._transposed = weights.w_ih is not None and products.transposes_input(layer, *sizes)
         if wanted[0] and self.dx is None:
-            self.dx = Dx(runner.empty(*x.shape))
+            if weights.w_ih is not None and products.pads_dx(layer, *sizes):
+                padded = runner.empty(steps, batch, plan.units_of(inner))
+                self.dx = Dx(padded[..., :inner])
+            else:
+                self.dx = Dx(runner.empty(steps, batch, inner))
         self.w_ih = self.w_hh = None
         # products of each chunk add to the weights
         several = len(chunks) > 1 and chunking.mode not in {"wavefront", "both_directions"}
@@ -130,8 +145,8 @@ class LayerGradients:
         if chunking.mode in {"wavefront", "both_directions"} or chunking.forks:
             self.biases()
         beside = chunking.overlap and chunking.mode != "wavefront" and len(chunks) > 1
-        if beside and self.dx is not None:
-            _ = weights.input_by_planes
+        if beside and self.dx is not None and weights.w_ih is not None:
+            _ = weights.input_transposed if self._transposed else weights.input_by_planes
 
     def d_gates(self, chunk: Chunk) -> Tensor:
         """Memory for the gate gradients of a chunk (T, B, planes * units)."""
@@ -152,7 +167,7 @@ class LayerGradients:
                 here = d_gates
                 if part != chunk:  # a slice costs the host
                     here = d_gates[part.begin - chunk.begin : part.end - chunk.begin]
-                write_dx(self.weights, part.of(self.dx.tensor), here, add)
+                write_dx(self.weights, part.of(self.dx.tensor), here, add, self._transposed)
         if self.w_ih is not None and of in ("all", "weights", "w_ih"):
             add_w_ih(self.weights, chunk.of(self.x), d_gates, self.w_ih)
         if self.w_hh is not None and of in ("all", "weights", "w_hh"):

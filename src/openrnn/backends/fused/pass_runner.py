@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
-from openrnn.backends.fused.copies import ALIGNMENT, copied, dense, stacked
+from openrnn.backends.fused.copies import ALIGNMENT, copied, dense, stacked, whole_pieces
 from openrnn.backends.fused.layer import (
     BackwardOptions,
     ForwardOptions,
@@ -66,8 +66,6 @@ class Weights:
     Attributes:
         w_ih (G*H, I), None without one; w_hh (G*H, H); b_ih, b_hh (G*H,) or None.
         unit_vectors: (number, H), or None.
-        input_transposed: W_ih (units, G, units) transposed, its gates in the order of the first
-            planes, which backward of a stack reads for the layer below; `transpose_all` makes it.
     """
 
     def __init__(self, call: Call, layer: LayerKernels) -> None:
@@ -83,9 +81,10 @@ class Weights:
             self.unit_vectors = stacked([params[index] for index in self.layer.vector_indices])
         self._recurrent: Tensor | None = None
         self._recurrent_padded: Tensor | None = None
+        self._input_padded: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._stack_input: Tensor | None = None
-        self.input_transposed: Tensor | None = None
+        self._input_transposed: Tensor | None = None
         self._recurrent_transposed: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
 
@@ -113,6 +112,28 @@ class Weights:
         if self.w_ih is None:
             raise ValueError("this layer has no input matrix")
         return self.w_ih
+
+    @property
+    def input_padded(self) -> Tensor:
+        """W_ih (G, units, I padded to rows of 16 bytes), zeros past H and past I."""
+        if self._input_padded is None:
+            layer, matrix = self.layer, self.input_matrix
+            width = whole_pieces(matrix.shape[1], matrix.element_size())
+            self._input_padded = layer.permuted(matrix, tuple(range(layer.gates)), False, width)
+        return self._input_padded
+
+    @property
+    def input_transposed(self) -> Tensor:
+        """W_ih (I rounded up to a multiple of 8, G, units) transposed, zeros past I.
+
+        Its gates are in the order of the gate gradients' first planes. Backward of a stack reads
+        it, too, for the layer below.
+        """
+        if self._input_transposed is None:
+            layer = self.layer
+            made = layer.permuted(self.input_matrix, layer.input_order, True)
+            self._input_transposed = made
+        return self._input_transposed
 
     @property
     def input_by_planes(self) -> Tensor:
@@ -169,7 +190,7 @@ def transpose_all(layers: Sequence[Weights]) -> None:
     for one, made in zip(layers, transposed):
         one._recurrent_transposed = made
     for one, made in zip(layers[1:], transposed[len(layers) :]):
-        one.input_transposed = made
+        one._input_transposed = made
 
 
 class Masks(NamedTuple):

@@ -5,12 +5,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openrnn.backends.fused import products
+from openrnn.backends.fused import kernels, products
 from openrnn.backends.fused.copies import copied, narrowed, padded_to_16_bytes, whole_pieces
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.pass_runner import PassRunner, Weights
+from openrnn.codegen import cuda
+from openrnn.kernels.cuda.args import PermuteWeightsArgs
 from openrnn.memory import allocator_for, template
 from openrnn.schedule import Chunk
+from openrnn.spec import dtype_name
 
 
 class Rows(NamedTuple):
@@ -18,11 +21,30 @@ class Rows(NamedTuple):
 
     Attributes:
         batch_stride: elements to the same matrix of the next layer.
+        transposed: it lies there transposed.
     """
 
     address: int
     stride: int
     batch_stride: int = 0
+    transposed: bool = False
+
+
+def transposed_rows(matrix: Rows, rows: int, columns: int, like: Tensor) -> Tensor:
+    """A matrix (rows, columns) as (columns, rows rounded up to a multiple of 8), zeros past rows.
+
+    Args:
+        like: a tensor of its dtype and device.
+    """
+    width, tile = -(-rows // 8) * 8, cuda.PERMUTE_TILE
+    out = allocator_for(like.dtype, like.device).empty(columns, width)
+    kernel = kernels.plain("permute_weights", dtype_name(like.dtype), like.device.index or 0)
+    args = PermuteWeightsArgs(
+        matrix=matrix.address, row=matrix.stride, out=out.data_ptr(), units=width, hidden=rows,
+        across=columns, columns=columns, gates=1, order=0, transposed=True,
+    )  # fmt: skip
+    kernel.launch(-(-width // tile) * -(-columns // tile), args.words())
+    return out
 
 
 class WeightGradient:
@@ -56,14 +78,18 @@ class WeightGradient:
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N), which is `padded_to_16_bytes`."""
         layer, size, columns = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
+        if products.transposes_rows(layer, columns, rows):
+            made = transposed_rows(other, rows, columns, self.sum)
+            other = Rows(made.data_ptr(), made.shape[1], transposed=True)
         done, start, gate = 0, self.sum.data_ptr(), layer.units * columns * self.sum.element_size()
         strides = gradients.stride, other.stride
         batch_strides = gradients.batch_stride, other.batch_stride
         for span in self.spans:
             first, end = span
             product = products.weight_gradient(
-                layer, span, columns, rows, strides, self.float32_out, batch_strides, self.layers
-            )
+                layer, span, columns, rows, strides, self.float32_out, batch_strides, self.layers,
+                other.transposed,
+            )  # fmt: skip
             at = gradients.address + done * layer.units * size
             product.run(at, other.address, start + first * gate, self.written)
             done += end - first
@@ -91,10 +117,14 @@ class WeightGradient:
         return narrowed(found, layer.dtype)
 
 
-def write_dx(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:
+def write_dx(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool, transposed: bool) -> None:
     """Writes dx (T, B, I), or adds to it: the input side's gate gradients times W_ih.
 
     Without a matrix they are added up over the gates for a skip input, or put in their order.
+
+    Args:
+        dx: rows that are padded become zero past I.
+        transposed: W_ih is read transposed, as `products.transposes_input` says.
     """
     layer = weights.layer
     if weights.w_ih is None:
@@ -107,9 +137,10 @@ def write_dx(weights: Weights, dx: Tensor, d_gates: Tensor, add: bool) -> None:
         if add:
             dx.add_(found)
         return
-    steps, batch, inner = dx.shape
-    product = products.dx(layer, inner, steps * batch)
-    product.run(d_gates.data_ptr(), weights.input_by_planes.data_ptr(), dx.data_ptr(), add)
+    steps, batch, _ = dx.shape
+    product = products.dx(layer, dx.stride(1), steps * batch, transposed)
+    matrix = weights.input_transposed if transposed else weights.input_by_planes
+    product.run(d_gates.data_ptr(), matrix.data_ptr(), dx.data_ptr(), add)
 
 
 def _write_dx_of_gates(layer: LayerKernels, dx: Tensor, gates: Tensor, add: bool) -> None:

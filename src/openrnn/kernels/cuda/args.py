@@ -178,9 +178,10 @@ class StepBackwardArgs(Args):
 class PermuteWeightsArgs(Args):
     """Arguments of `permute_weights`."""
 
-    matrix: Annotated[int, "const storage_t*", "[gates, hidden, columns]"]
+    matrix: Annotated[int, "const storage_t*", "[gates, hidden, columns], by its stride"]
+    row: Annotated[int, "int64", "values from a row of matrix to the next"]
     out: Annotated[
-        int, "storage_t*", "[gates, units, columns] or, transposed, [across, gates, units]"
+        int, "storage_t*", "[gates, units, across] or, transposed, [across, gates, units]"
     ]
     units: Annotated[int, "int64", "hidden, rounded up to a multiple of 8"]
     hidden: Annotated[int, "int64", ""]

@@ -1,4 +1,5 @@
-// Weights with their gates in another order, transposed or not, padded to a multiple of 8 units.
+// Weights with their gates in another order, transposed or not, padded to a multiple of 8 units and
+// to more columns; or any matrix transposed, as one gate.
 
 #include "device.cuh"
 
@@ -22,7 +23,7 @@ INLINE int place_of(int line, int piece) {
     return line * TILE + (piece ^ line / PIECE % PIECES) * PIECE;
 }
 
-// 16 bytes at a time: rows of matrix are multiples of that.
+// 16 bytes at a time: addresses, rows and columns are multiples of that.
 INLINE void move_pieces(const PermuteWeightsArgs& args, const Part& part, storage_t* tile) {
     const int first_line = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     #pragma unroll
@@ -31,13 +32,13 @@ INLINE void move_pieces(const PermuteWeightsArgs& args, const Part& part, storag
         const bool inside = unit < args.hidden && column < args.columns;
         const uint4 values = inside
             ? *reinterpret_cast<const uint4*>(
-                  args.matrix + (part.from * args.hidden + unit) * args.columns + column)
+                  args.matrix + (part.from * args.hidden + unit) * args.row + column)
             : make_uint4(0, 0, 0, 0);
         if (args.transposed)
             *reinterpret_cast<uint4*>(tile + place_of(line, piece)) = values;
         else if (unit < args.units && column < args.across)
             *reinterpret_cast<uint4*>(
-                args.out + (part.gate * args.units + unit) * args.columns + column) = values;
+                args.out + (part.gate * args.units + unit) * args.across + column) = values;
     }
     if (!args.transposed) return;
     __syncthreads();
@@ -64,7 +65,7 @@ INLINE void move_values(const PermuteWeightsArgs& args, const Part& part, storag
         const int64 unit = part.unit + line, column = part.column + x;
         const bool inside = unit < args.hidden && column < args.columns;
         tile[line * PITCH + x] = inside
-            ? args.matrix[(part.from * args.hidden + unit) * args.columns + column]
+            ? args.matrix[(part.from * args.hidden + unit) * args.row + column]
             : storage_t(0);
     }
     __syncthreads();
@@ -77,7 +78,7 @@ INLINE void move_values(const PermuteWeightsArgs& args, const Part& part, storag
             args.out[(column * args.gates + part.gate) * args.units + unit] =
                 tile[x * PITCH + line];
         else
-            args.out[(part.gate * args.units + unit) * args.columns + column] =
+            args.out[(part.gate * args.units + unit) * args.across + column] =
                 tile[line * PITCH + x];
     }
 }
@@ -87,7 +88,7 @@ struct PermuteWeightsStructs {
     PermuteWeightsArgs each[STRUCTS];
 };
 
-// From matrix [gates, hidden, columns] to out [gates, units, columns] or, transposed, [across,
+// From matrix [gates, hidden, columns] to out [gates, units, across] or, transposed, [across,
 // gates, units]. A block moves one tile of one gate through shared memory; `order` has 4 bits for
 // each place in out: the gate of matrix that belongs there.
 extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeightsStructs given) {
@@ -100,7 +101,8 @@ extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeight
     const Part part{block / side % down * TILE, block % side * TILE, gate,
                     args.order >> (4 * gate) & 15};
     const int64 address = reinterpret_cast<int64>(args.matrix);
-    if ((address | args.columns * SIZE) % 16 == 0)
+    const int64 strides = args.row | args.columns | (args.transposed ? 0 : args.across);
+    if ((address | strides * SIZE) % 16 == 0)
         move_pieces(args, part, tile);
     else
         move_values(args, part, tile);
