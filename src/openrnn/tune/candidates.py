@@ -12,6 +12,7 @@ import torch
 from openrnn.backends.fused import kernels
 from openrnn.cells import lookup
 from openrnn.codegen.config import KernelConfig
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
@@ -62,7 +63,7 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
     cell, limits = trace(lookup(size.cell)), Limits.of(capability)
-    batch = -(-size.batch // 8) * 8  # as the backend asks
+    batch = whole_tiles(size.batch)  # as the backend asks
     rank = KINDS[size.kind]
     asked = cell, size.dtype, size.hidden, batch, capability
     ranked = rank(*asked, mask=size.mask, loops=size.loops)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from openrnn.codegen.config import SIZES
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import Traced
 from openrnn.tuning import overlap, plan
 
@@ -33,7 +34,7 @@ class Stack(NamedTuple):
     def loop(self, batch: int) -> plan.LoopRequest:
         """The loop of one of its layers."""
         return plan.LoopRequest(
-            self.kind, self.option_names, self.cell, self.dtype, self.hidden, -(-batch // 8) * 8,
+            self.kind, self.option_names, self.cell, self.dtype, self.hidden, whole_tiles(batch),
             self.capability, self.processors,
         )  # fmt: skip
 

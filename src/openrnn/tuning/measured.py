@@ -27,6 +27,7 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.config import SIZES, KernelConfig
+from openrnn.codegen.tiles import tiles_of
 from openrnn.codegen.trace import Traced
 
 CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
@@ -118,7 +119,7 @@ def fastest_first(
     one = configs[0]
     size = len(cell.gates), SIZES[dtype], one.operand_bytes(dtype), one.units
     masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, one.kind))
-    batch_tiles = -(-batch // 8)
+    batch_tiles = tiles_of(batch)
     whole = table(loops)
     found = _nearest([(name, here, *size) for here in masks for name in kinds], batch_tiles, whole)
     if found is None:

@@ -22,6 +22,7 @@ from openrnn.codegen.multicast_config import (
     MulticastConfig,
     MulticastForwardConfig,
 )
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
@@ -36,7 +37,7 @@ GHZ = 1.98  # the clock of an H200's multiprocessors
 
 def units_of(hidden: int) -> int:
     """H as the kernels see it: a multiple of 8."""
-    return -(-hidden // 8) * 8
+    return whole_tiles(hidden)
 
 
 def cycles_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:

@@ -7,6 +7,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.describe import both_at_once
 from openrnn.backends.fused.several_layers import stack_of, wavefront_of
+from openrnn.codegen.tiles import tiles_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step
@@ -50,7 +51,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
                 several |= of_stack if kind == "backward" else set()
             for loops, at_once in wanted:
                 kernel = kernels.best(
-                    kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
+                    kind, cell, name, spec.hidden_size, tiles_of(batch), on, capability,
                     processors=problem.processors, loops=loops, layers=at_once,
                 )  # fmt: skip
                 if kernel is not None:

@@ -10,6 +10,7 @@ from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
+from openrnn.codegen.tiles import tiles_of, whole_tiles
 from openrnn.native import nvrtc
 from openrnn.params import module_slots
 from openrnn.spec import Problem
@@ -60,7 +61,7 @@ def _compiled(
         return None
     return kernels.best(
         kind, traced(problem.spec), problem.dtype_name, problem.spec.hidden_size,
-        ((problem.batch or 1) + 7) // 8, option_names, problem.capability,
+        tiles_of(problem.batch or 1), option_names, problem.capability,
         processors=problem.processors, loops=loops, layers=layers,
     )  # fmt: skip
 
@@ -87,7 +88,7 @@ def _of_kernel(
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
-        asked = kind, option_names, cell, dtype, problem.spec.hidden_size, -(-batch // 8) * 8
+        asked = kind, option_names, cell, dtype, problem.spec.hidden_size, whole_tiles(batch)
         every = plan.ranked(*asked, capability, problem.processors)
         held = next((one for one in every if not one.stepwise), None)
         why = "no kernel holds R"
@@ -161,7 +162,7 @@ def _of_several(
     if why is None:
         asked = kind, measured, traced(spec), problem.dtype_name
         first, *_ = plan.ranked(
-            *asked, spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors
+            *asked, spec.hidden_size, whole_tiles(batch), problem.capability, problem.processors
         )
         why = "its kernel takes the whole device, which holds two of no other"
         why = "each step is a GEMM and a launch" if first.stepwise else why
@@ -224,7 +225,7 @@ def both_at_once(
         return set()
     loop = plan.LoopRequest(
         kind, plan.measured_options(kind, option_names), cell, problem.dtype_name,
-        spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
+        spec.hidden_size, whole_tiles(batch), problem.capability, problem.processors,
     )  # fmt: skip
     twice = both_directions.fits_twice(loop)
     products = _beside(problem, kind, steps, batch)

@@ -11,6 +11,7 @@ from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
+from openrnn.codegen.tiles import tiles_of
 from openrnn.kernels.cuda.args import PermuteWeightsArgs, ReduceBiasGradientsArgs
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
@@ -134,7 +135,7 @@ class LayerKernels:
 
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
-        return steps, (batch + 7) // 8, self.units // 8, 64 * self.saved
+        return steps, tiles_of(batch), self.units // 8, 64 * self.saved
 
     @cached_property
     def permute_weights(self) -> nvrtc.CudaKernel:
@@ -197,7 +198,7 @@ class LayerKernels:
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
         return kernels.kernel(
-            options.kind, self.cell, self.dtype_name, self.hidden, (batch + 7) // 8,
+            options.kind, self.cell, self.dtype_name, self.hidden, tiles_of(batch),
             names_of(options), self.device, self.spin_limit, loops, layers,
         )  # fmt: skip
 

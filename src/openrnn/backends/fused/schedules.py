@@ -21,6 +21,7 @@ from openrnn.backends.fused.layer import (
 )
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.stack_chunks import Chunkings, fills_of, layers_at_once
+from openrnn.codegen.tiles import tiles_of, whole_tiles
 from openrnn.memo import memo
 from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunking, Schedule
@@ -187,7 +188,7 @@ def choose_both_directions(
             twice = twice and both_directions.fits_twice(loop)
         loops = both_directions.loops_to_fit(loop, key.steps, twice, beside=products)
         if loops != both_directions.IN_TURN and chunkings[0].overlap:
-            step = _loop_step(one, options.kind, option_names, (key.batch + 7) // 8)
+            step = _loop_step(one, options.kind, option_names, tiles_of(key.batch))
             whole = _products_time(key, one, columns)
             lost = 2 * overlap.saved(
                 chunkings[0].edges, whole, key.steps * step.us, step.slowdown, step.costs
@@ -294,7 +295,7 @@ def edges(
     products = overlap.products_time(steps, batch, rows, columns, size)
     if not overlap.pays(products):
         return []
-    loop = _loop_step(layer, kind, option_names, (batch + 7) // 8)
+    loop = _loop_step(layer, kind, option_names, tiles_of(batch))
     return overlap.best_edges(
         steps, products, steps * loop.us, loop.idle, loop.slowdown, loop.costs
     )
@@ -318,6 +319,6 @@ def _request(
     """A loop of the layer on its device."""
     about = torch.cuda.get_device_properties(layer.device)
     return plan.LoopRequest(
-        kind, option_names, layer.cell, layer.dtype_name, layer.hidden, -(-batch // 8) * 8,
+        kind, option_names, layer.cell, layer.dtype_name, layer.hidden, whole_tiles(batch),
         (about.major, about.minor), about.multi_processor_count,
     )  # fmt: skip
