@@ -3,10 +3,12 @@
 import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import loop_of
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
@@ -210,7 +212,7 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
 def test_two_loops_at_once_leave_room_for_long_products():
     """Four clusters of 16 each way leave none, four of 8 do, and take longer by themselves."""
     cell = traced(cells.lstm.spec(512, 512))
-    loop = plan.LoopRequest("forward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    loop = loop_of("forward", cell, "bfloat16", 512, 32, (9, 0), 132, options=())
     assert both_directions.idle(loop, 1) == 0.0
     assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
     assert both_directions.loops_to_fit(loop, 300, True) == 1
@@ -225,7 +227,7 @@ def test_two_loops_at_once_leave_room_for_long_products():
 def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first():
     """So that chunk is longer where they are, and there are no chunks where they are too long."""
     cell = traced(cells.lstm.spec(512, 512))
-    loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    loop = loop_of("backward", cell, "bfloat16", 512, 32, (9, 0), 132)
     cuts = [
         both_directions.edges(loop, 300, overlap.SideProducts(160.0, others), 2)
         for others in (0.0, 175.0, 400.0)
@@ -236,19 +238,19 @@ def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first(
     times = plan.step_times(loop, 2)
     longest = (some[-1] - some[-2]) * times.several
     assert longest > 0.9 * 175.0 / idle
-    grid = loop._replace(hidden=768)
-    assert plan.ranked(*grid, loops=2)[0].clusters > 1
+    grid = replace(loop, hidden=768)
+    assert plan.ranked(grid, loops=2)[0].clusters > 1
     assert both_directions.edges(grid, 300, overlap.SideProducts(160.0), 2) == []  # not measured
 
 
 def test_no_kernel_for_two_loops_is_no_saving(monkeypatch):
     """As where only kernels of one family are let, and the table has times of another."""
     cell = traced(cells.lstm.spec(512, 512))
-    loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    loop = loop_of("backward", cell, "bfloat16", 512, 32, (9, 0), 132)
     beside = overlap.SideProducts(160.0, 73.0)
     assert both_directions.loops_to_fit(loop, 300, False, beside=beside) == 2
     ranked = plan.ranked
-    monkeypatch.setattr(plan, "ranked", lambda *of, loops=1: ranked(*of) if loops == 1 else ())
+    monkeypatch.setattr(plan, "ranked", lambda loop, loops=1: ranked(loop) if loops == 1 else ())
     assert both_directions.edges(loop, 300, beside, 2) == []
     assert both_directions.loops_to_fit(loop, 300, False, beside=beside) == 2  # by the times alone
 

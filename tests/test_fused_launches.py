@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import loop_of
 
 from openrnn import cells, memo
 from openrnn.backends.base import Call, Cotangents, Needs
@@ -311,9 +312,8 @@ def test_kernels_that_schedules_choose_are_known_by_values(
 
     def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin=0, loops=1, layers=1):
         on = plan.measured_options(kind, flags)
-        config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops, layers)[
-            0
-        ]
+        loop = loop_of(kind, cell, dtype, hidden, tiles * 8, (9, 0), 132, on)
+        config = plan.ranked(loop, loops, layers)[0]
         limits, shared = Limits.of((9, 0), 132), 1
         if not config.is_cooperative:
             shared = blocks_of_multiprocessor(cell, dtype, config, limits)

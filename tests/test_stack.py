@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import sanitize
 import torch
+from loops import loop_of
 from test_fused_launches import clear_caches, on_a_device
 from test_fused_products import at, permute_weights
 from test_fused_program_call import (
@@ -282,7 +283,8 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
         loaded.append((kind, loops, layers))
         if absent:
             raise kernels.NoKernelError("no kernel")
-        config = plan.ranked(kind, flags, cell, dtype, hidden, 64, HOPPER, PROCESSORS, 1, layers)[0]
+        loop = loop_of(kind, cell, dtype, hidden, 64, HOPPER, PROCESSORS, flags)
+        config = plan.ranked(loop, 1, layers)[0]
         return SimpleNamespace(max_clusters=66), config
 
     on_a_device(monkeypatch, lambda loops: None)
@@ -321,9 +323,8 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
     """
     asked = problem(wavefront=wavefront)
     flags = KINDS[kind]
-    first, *others = plan.ranked(
-        kind, flags, trace(cells.lstm), "bfloat16", 512, 64, HOPPER, PROCESSORS, 1, 4
-    )
+    loop = loop_of(kind, trace(cells.lstm), "bfloat16", 512, 64, HOPPER, PROCESSORS)
+    first, *others = plan.ranked(loop, layers=4)
     alike = replace(first, register_fragments=first.register_fragments - 2)
     other = max(others, key=lambda one: plan.microseconds_of(
         trace(cells.lstm), "bfloat16", one, 64, LIMITS))  # fmt: skip
@@ -366,7 +367,7 @@ def test_the_sanitizer_finds_what_it_replaces(kind, hidden):
     """For racecheck each lane arrives at mbarriers: `tests/sanitize.py` edits the source."""
     of_clusters = {"forward": ClusterStackForwardConfig, "backward": ClusterStackBackwardConfig}
     cell = trace(cells.lstm)
-    ranked = plan.ranked(kind, KINDS[kind], cell, "bfloat16", 128, 8, HOPPER, PROCESSORS, 1, 3)
+    ranked = plan.ranked(loop_of(kind, cell, "bfloat16", 128, 8, HOPPER, PROCESSORS), layers=3)
     (clusters, *_) = [one for one in ranked if isinstance(one, of_clusters[kind])]
     sanitize.every_lane_arrives()
     try:
@@ -449,9 +450,8 @@ def test_kernels_compile_without_spills(monkeypatch, tmp_path, cell, hidden, lay
     """The first with multicast; the skeletons assert their own sizes, shared memory for one."""
     monkeypatch.setattr(store, "folder", lambda: tmp_path)
     asked = trace(cell), "bfloat16"
-    held = plan.compilable_configs(
-        kind, *asked, hidden, 8, KINDS[kind], HOPPER, PROCESSORS, layers=layers
-    )
+    loop = loop_of(kind, *asked, hidden, 64, HOPPER, PROCESSORS)
+    held = plan.compilable_configs(loop, layers=layers)
     config = next(one for one in held if isinstance(one, MulticastConfig))
     kernels.binary.cache_clear()
     made = kernels.binary(*asked, config, "sm_90a")
@@ -474,8 +474,9 @@ def test_stacks_in_clusters_compile_without_spills(
 ):
     """The skeletons assert their shared memory; a ReLU multiplies tf32, an LSTM float16."""
     monkeypatch.setattr(store, "folder", lambda: tmp_path)
-    asked = trace(cell), dtype, hidden, 2, (*flags, *KINDS[kind]), HOPPER
-    made, config = kernels.best(kind, *asked, processors=PROCESSORS, layers=3)
+    options = (*flags, *KINDS[kind])
+    loop = loop_of(kind, trace(cell), dtype, hidden, 16, HOPPER, PROCESSORS, options)
+    made, config = kernels.best(loop, layers=3)
     assert isinstance(config, ClusterStackConfig)
     assert made.resources.spilled == 0
 
@@ -771,9 +772,8 @@ def no_compiler(monkeypatch):
     """The first kernel of each ranking, as if it were compiled."""
     made = nvrtc.Binary("", "", b"", nvrtc.Resources(128, 0))
 
-    def best(kind, cell, dtype, hidden, tiles, flags, capability, processors, loops=1, layers=1):
-        asked = kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors, loops, layers
-        return made, plan.ranked(*asked)[0]
+    def best(loop, loops=1, layers=1):
+        return made, plan.ranked(loop, loops, layers)[0]
 
     monkeypatch.setattr(kernels, "best", best)
 
@@ -860,8 +860,8 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
     asked = problem(hidden, layers, wavefront=wavefront, steps=128, batch=64)
     compiled = kernels.best
 
-    def best(*args, layers=1, **more):
-        return None if layers > 1 else compiled(*args, layers=layers, **more)
+    def best(loop, loops=1, layers=1):
+        return None if layers > 1 else compiled(loop, loops, layers)
 
     assert any("in one launch, each" in line for line in describe.describe(asked))
     monkeypatch.setattr(kernels, "best", best)
@@ -881,13 +881,13 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
 def test_explain_goes_on_where_the_kernel_that_compiles_is_slower(monkeypatch):
     asked, compiled = problem(steps=128, batch=64), kernels.best
 
-    def best(kind, cell, dtype, hidden, tiles, flags, *more, layers=1, **rest):
-        made, config = compiled(
-            kind, cell, dtype, hidden, tiles, flags, *more, layers=layers, **rest
-        )
+    def best(loop, loops=1, layers=1):
+        made, config = compiled(loop, loops, layers)
         if layers > 1:
-            every = plan.ranked(kind, flags, cell, dtype, hidden, 64, HOPPER, PROCESSORS, 1, layers)
-            config = max(every, key=lambda one: plan.microseconds_of(cell, dtype, one, 64, LIMITS))
+            config = max(
+                plan.ranked(loop, layers=layers),
+                key=lambda one: plan.microseconds_of(loop.cell, loop.dtype, one, 64, LIMITS),
+            )
         return made, config
 
     monkeypatch.setattr(kernels, "best", best)

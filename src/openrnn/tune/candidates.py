@@ -1,9 +1,7 @@
 """The kernels of a size that are worth timing: the first of the ranking, and variants of them."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -12,17 +10,12 @@ import torch
 from openrnn.backends.fused import kernels
 from openrnn.cells import lookup
 from openrnn.codegen.config import KernelConfig
-from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import trace
 from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
 
-KINDS: dict[str, Callable[..., tuple[KernelConfig, ...]]] = {
-    "inference": partial(plan.forward, save=False),
-    "forward": plan.forward,
-    "backward": plan.backward,
-}
+KINDS = ("inference", "forward", "backward")  # of `measured.SIZE`
 MORE_FRAGMENTS = (7, 4, 2, 1, 0, -1, -2)  # of R in registers than the model says
 
 
@@ -62,12 +55,15 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
     shapes = set[measured.Shape]()
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
-    cell, limits = trace(lookup(size.cell)), Limits.of(capability)
-    batch = whole_tiles(size.batch)  # as the backend asks
-    rank = KINDS[size.kind]
-    asked = cell, size.dtype, size.hidden, batch, capability
-    ranked = rank(*asked, mask=size.mask, loops=size.loops)
-    times = {one: plan.cycles_of(cell, size.dtype, one, batch, limits) for one in ranked}
+    option_names: plan.OptionNames = () if size.mask == measured.PLAIN else (size.mask,)
+    option_names += ("save",) if size.kind == "forward" else ()
+    cell = trace(lookup(size.cell))
+    loop = plan.LoopRequest(
+        kind="backward" if size.kind == "backward" else "forward", option_names=option_names,
+        cell=cell, dtype=size.dtype, hidden=size.hidden, batch=size.batch, capability=capability,
+    )  # fmt: skip
+    ranked = plan.holding_r(loop, size.loops)
+    times = {one: plan.cycles_of(cell, size.dtype, one, loop.batch, loop.limits) for one in ranked}
     for config in ranked:
         shape = measured.shape_of(config)
         if times[config] > 2 * min(times.values()) or shape in shapes:
@@ -78,9 +74,7 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
             seen[key] += 1
             seen[grid] += 1
             shapes.add(shape)
-            on: tuple[str, ...] = () if size.mask == measured.PLAIN else (size.mask,)
-            on += ("save",) if size.kind == "forward" else ()
-            first = plan.first_try(size.hidden, config, on)
+            first = plan.first_try(size.hidden, config, option_names)
             found.append(Candidate(size, capability, first))
     return found
 

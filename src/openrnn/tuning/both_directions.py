@@ -3,7 +3,6 @@
 from openrnn.codegen.config import KernelConfig
 from openrnn.tuning import measured, overlap, plan
 from openrnn.tuning.cluster import blocks_of_multiprocessor
-from openrnn.tuning.limits import Limits
 
 LEAST_US = 30  # of a loop: two streams cost the host 10 to 20
 MAX_TIME_RATIO = 0.9  # of the time in turn, at most, that both at once must take
@@ -21,7 +20,7 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
     config = _first(loop)
     if config is None or config.reads_r:
         return False
-    limits, blocks = Limits.of(loop.capability, loop.processors), 1
+    limits, blocks = loop.limits, 1
     if not config.is_cooperative:
         blocks = blocks_of_multiprocessor(loop.cell, loop.dtype, config, limits)
     return plan.holds(blocks * limits.clusters(config.cluster), config, loop.batch, 2)
@@ -29,7 +28,7 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
 
 def _first(loop: plan.LoopRequest, loops: int = 1) -> KernelConfig | None:
     """The first kernel for so many loops at once, if there is one."""
-    return next(iter(plan.ranked(*loop, loops=loops)), None)
+    return next(iter(plan.ranked(loop, loops)), None)
 
 
 def idle(loop: plan.LoopRequest, loops: int) -> float:
@@ -116,8 +115,8 @@ def loops_to_fit(
         beside: see `edges`.
     """
     loop = loop.without_masks
-    first, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
-    shared = not twice or not plan.fits_concurrently(first, loop.batch, 2, limits)
+    first = plan.ranked(loop)[0]
+    shared = not twice or not plan.fits_concurrently(first, loop.batch, 2, loop.limits)
     slower = plan.step_times(loop, 2) if shared else None
     times, loops = slower, 2
     saved = 0.0 if slower is None else _saved(loop, steps, slower.several, beside, 2)

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from openrnn.codegen.config import SIZES
-from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import Traced
 from openrnn.tuning import overlap, plan
 
@@ -34,8 +33,9 @@ class Stack(NamedTuple):
     def loop(self, batch: int) -> plan.LoopRequest:
         """The loop of one of its layers."""
         return plan.LoopRequest(
-            self.kind, self.option_names, self.cell, self.dtype, self.hidden, whole_tiles(batch),
-            self.capability, self.processors,
+            kind=self.kind, option_names=self.option_names, cell=self.cell, dtype=self.dtype,
+            hidden=self.hidden, batch=batch, capability=self.capability,
+            processors=self.processors,
         )  # fmt: skip
 
     def products_us(self, steps: int, batch: int) -> tuple[float, float]:

@@ -12,7 +12,6 @@ from math import ceil
 from typing import NamedTuple
 
 from openrnn.tuning import measured, plan
-from openrnn.tuning.limits import Limits
 
 MOST_CHUNKS = 4
 LEAST_IDLE = 0.1  # share of multiprocessors: on fewer a product takes longer than by itself
@@ -125,8 +124,8 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
 
     No multiprocessor counts as idle on devices of another compute capability than the measured one.
     """
-    config, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
-    time = plan.microseconds_of(loop.cell, loop.dtype, config, loop.batch, limits)
+    config = plan.ranked(loop)[0]
+    time = plan.microseconds_of(loop.cell, loop.dtype, config, loop.batch, loop.limits)
     blocks = plan.clusters_of(config, loop.batch) * config.cluster
     idle = 0.0
     if loop.capability == measured.CAPABILITY and not config.reads_r:

@@ -108,7 +108,7 @@ def best(
         loaded: the kernel that runs. It is another than the first of the ranking where that spills
             registers. None: not known yet, so the first is assumed.
     """
-    configs = plan.ranked(*stack.loop(batch), layers=stack.layers)
+    configs = plan.ranked(stack.loop(batch), layers=stack.layers)
     if chunk not in (None, 1) or not configs:
         return None
     if chunk is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from openrnn.memo import memo
 from openrnn.tuning import measured, plan
 from openrnn.tuning.layers import CHUNK_COST, Stack
-from openrnn.tuning.limits import Limits
 
 GRID_CHUNK_COST = 25.0  # of grids, instead of CHUNK_COST: they fill flag buffers, too
 # factors of the times of products by `overlap`: of clusters for a chunk, as its products run beside
@@ -51,15 +50,15 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.
     """
-    limits, asked = Limits.of(stack.capability, stack.processors), stack.loop(batch)
-    config = plan.ranked(*asked)[0]
+    request = stack.loop(batch)
+    config = plan.ranked(request)[0]
     if config.stepwise:
         return None
     loops = GRIDS if config.is_cooperative else 1
-    times = plan.step_times(asked, loops)
+    times = plan.step_times(request, loops)
     if times is None:
         return None
-    resident = limits.clusters(config.cluster)
+    resident = request.limits.clusters(config.cluster)
     # the part of the device that a loop takes; all of it where it is not known how many fit
     share = plan.clusters_of(config, batch) / resident if resident else 1.0
     product, after = stack.products_us(steps, batch)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.describe import both_at_once
+from openrnn.backends.fused.loop_request import loop_of
 from openrnn.backends.fused.several_layers import stack_of, wavefront_of
-from openrnn.codegen.tiles import tiles_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step
@@ -24,7 +24,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     if capability is None:
         raise ValueError("a problem without the capability of a device")
     problem = replace(problem, reset_state=reset_state)
-    cell, name = traced(spec), problem.dtype_name
+    name = problem.dtype_name
     arch, made = arch_of(capability), set[Binary]()
     plain = {("copy_rows", name), ("fill_flags", "float32")}
     several = set[tuple[str, int]]()  # names, and how many structs of arguments a launch has
@@ -49,11 +49,9 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
             if _one_launch(problem, kind, on, batch):
                 wanted.append((1, layers))
                 several |= of_stack if kind == "backward" else set()
+            loop = loop_of(problem, kind, on, batch)
             for loops, at_once in wanted:
-                kernel = kernels.best(
-                    kind, cell, name, spec.hidden_size, tiles_of(batch), on, capability,
-                    processors=problem.processors, loops=loops, layers=at_once,
-                )  # fmt: skip
+                kernel = kernels.best(loop, loops=loops, layers=at_once)
                 if kernel is not None:
                     made.add(kernel[0])
         made.update(_of_steps(problem, batch))

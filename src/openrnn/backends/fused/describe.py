@@ -5,17 +5,16 @@ from functools import partial
 from openrnn import schedule
 from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels, schedules, several_layers
+from openrnn.backends.fused.loop_request import loop_of
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
-from openrnn.codegen.tiles import tiles_of, whole_tiles
 from openrnn.native import nvrtc
 from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
-from openrnn.tuning.limits import Limits
 from openrnn.tuning.wavefront import Wavefront
 
 
@@ -59,11 +58,8 @@ def _compiled(
     """The kernel of a loop, compiled; None where there is none."""
     if problem.capability is None:
         return None
-    return kernels.best(
-        kind, traced(problem.spec), problem.dtype_name, problem.spec.hidden_size,
-        tiles_of(problem.batch or 1), option_names, problem.capability,
-        processors=problem.processors, loops=loops, layers=layers,
-    )  # fmt: skip
+    loop = loop_of(problem, kind, option_names, problem.batch or 1)
+    return kernels.best(loop, loops=loops, layers=layers)
 
 
 def _of_loops(
@@ -79,18 +75,14 @@ def _of_kernel(
     config: kernels.LoopConfig,
 ) -> str:  # fmt: skip
     """A kernel of a problem whose device is known: blocks, registers and expected time."""
-    if (capability := problem.capability) is None:
-        raise ValueError("a problem without the capability of a device")
-    cell, dtype = traced(problem.spec), problem.dtype_name
     batch = problem.batch or 1
-    limits = Limits.of(capability, problem.processors)
+    loop = loop_of(problem, kind, option_names, batch)
+    cell, dtype, limits = loop.cell, loop.dtype, loop.limits
     time = plan.microseconds_of(cell, dtype, config, batch, limits)
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
-        asked = kind, option_names, cell, dtype, problem.spec.hidden_size, whole_tiles(batch)
-        every = plan.ranked(*asked, capability, problem.processors)
-        held = next((one for one in every if not one.stepwise), None)
+        held = next((one for one in plan.ranked(loop) if not one.stepwise), None)
         why = "no kernel holds R"
         if held is not None:
             us = plan.microseconds_of(cell, dtype, held, batch, limits)
@@ -160,10 +152,7 @@ def _of_several(
         return refused
     why = several_layers.wavefront_refusal(problem, steps, batch)
     if why is None:
-        asked = kind, measured, traced(spec), problem.dtype_name
-        first, *_ = plan.ranked(
-            *asked, spec.hidden_size, whole_tiles(batch), problem.capability, problem.processors
-        )
+        first, *_ = plan.ranked(loop_of(problem, kind, measured, batch))
         why = "its kernel takes the whole device, which holds two of no other"
         why = "each step is a GEMM and a launch" if first.stepwise else why
     return [_in_spite(problem, name, why)]
@@ -219,14 +208,10 @@ def both_at_once(
     spec = problem.spec
     if problem.capability is None or (problem.grad and spec.recompute == "gates"):
         return set()
-    cell = traced(spec)
-    row = len(planes(cell)) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
+    row = len(planes(traced(spec))) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
     if not problem.reset_state and chunks.for_memory(steps, batch, row) > 1:
         return set()
-    loop = plan.LoopRequest(
-        kind, plan.measured_options(kind, option_names), cell, problem.dtype_name,
-        spec.hidden_size, whole_tiles(batch), problem.capability, problem.processors,
-    )  # fmt: skip
+    loop = loop_of(problem, kind, plan.measured_options(kind, option_names), batch)
     twice = both_directions.fits_twice(loop)
     products = _beside(problem, kind, steps, batch)
     return {both_directions.loops_to_fit(loop, steps, twice, beside=beside) for beside in products}

@@ -21,7 +21,7 @@ from openrnn.backends.fused.layer import (
 )
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.stack_chunks import Chunkings, fills_of, layers_at_once
-from openrnn.codegen.tiles import tiles_of, whole_tiles
+from openrnn.codegen.tiles import tiles_of
 from openrnn.memo import memo
 from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunking, Schedule
@@ -319,6 +319,7 @@ def _request(
     """A loop of the layer on its device."""
     about = torch.cuda.get_device_properties(layer.device)
     return plan.LoopRequest(
-        kind, option_names, layer.cell, layer.dtype_name, layer.hidden, whole_tiles(batch),
-        (about.major, about.minor), about.multi_processor_count,
+        kind=kind, option_names=option_names, cell=layer.cell, dtype=layer.dtype_name,
+        hidden=layer.hidden, batch=batch, capability=(about.major, about.minor),
+        processors=about.multi_processor_count,
     )  # fmt: skip
