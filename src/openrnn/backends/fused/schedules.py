@@ -135,8 +135,9 @@ def _with_both_directions(
 
     def columns_above(layer: int) -> int:
         """The columns of the weights of the layer above, whose gradients are wanted."""
-        last = layer == key.spec.num_layers - 1
-        return 0 if last or not wanted else columns(layer + 1) - key.spec.layer_input(layer + 1)
+        above = layer + 1  # whose dx is wanted, as this layer has to have it
+        last = above == key.spec.num_layers
+        return 0 if last else columns(above) - key.spec.layer_input(above)
 
     def chunkings_of(layer: int) -> tuple[Chunking, ...]:
         inner, above = inputs(layer), columns_above(layer)
