@@ -290,10 +290,9 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
     on = BackwardOptions(*[False] * 4) if "overlap" in changed else ForwardOptions(*[False] * 5)
     layer, above = asked.get("layer", 0), asked.get("above", 0)
-    inner = 0 if on.kind == "backward" else asked["columns"]
-    found = schedules.choose_both_directions(
-        key, layer, cut, on, (), asked["columns"], inner, above
-    )
+    inputs = 0 if on.kind == "backward" else asked["columns"]
+    pair = schedules.BothLoops(key, layer, on, asked["columns"], inputs, above)
+    found = schedules.choose_both_directions(pair, cut)
     assert (found, type(found)) == (wanted, int)
     clear_caches()
 

@@ -1,6 +1,7 @@
 """For how many loops at once the kernel of both directions of a layer is chosen."""
 
 from openrnn.codegen.config import KernelConfig
+from openrnn.spec import Problem
 from openrnn.tuning import measured, overlap, plan
 from openrnn.tuning.cluster import blocks_of_multiprocessor
 
@@ -45,6 +46,35 @@ def idle(loop: plan.LoopRequest, loops: int) -> float:
     blocks = 2 * plan.clusters_of(config, loop.batch) * config.cluster
     left = 1 - blocks / (loop.processors or measured.PROCESSORS)
     return left if left >= overlap.ROOM else 0.0
+
+
+def side_products(
+    problem: Problem, layer: int, input_columns: int, columns_above: int
+) -> overlap.SideProducts:
+    """The products of both directions that may run beside both loops of a layer.
+
+    Its own count as 0 where they are too short to pay for a second chunk, where reset states are
+    given, with which no loop is cut, and where the layer has no input matrix.
+
+    Args:
+        problem: with T and B, and whether reset states are given.
+        layer: its number.
+        input_columns: of its input matrix, which forward multiplies by x and backward by gate
+            gradients for dx; 0 where dx is not wanted.
+        columns_above: of the weights of the layer above, whose gradients are wanted.
+    """
+    spec = problem.spec
+    rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
+
+    def time(columns: int) -> float:
+        return overlap.products_time(
+            problem.steps or 0, problem.batch or 1, rows, columns, itemsize
+        )
+
+    has_matrix = layer > 0 or spec.input_mode == "linear"
+    own = 2 * time(input_columns) if has_matrix and not problem.reset_state else 0.0
+    of_weights = 2 * overlap.OF_WEIGHTS * time(columns_above)
+    return overlap.SideProducts(own if overlap.pays(own) else 0.0, of_weights)
 
 
 def edges(

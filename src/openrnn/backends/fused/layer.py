@@ -59,6 +59,11 @@ def names_of(options: LoopOptions) -> tuple[str, ...]:
     return tuple(name for name, flag in zip(options._fields, options) if flag)
 
 
+def measured_names(options: LoopOptions) -> plan.OptionNames:
+    """Those that are set and by which schedules rank kernels."""
+    return plan.measured_options(options.kind, names_of(options))
+
+
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
     """An order as ranges [begin, end) of consecutive numbers: (2, 0, 1) as (2, 3), (0, 2)."""
     found = []

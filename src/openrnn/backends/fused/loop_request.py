@@ -1,6 +1,9 @@
-"""The loops of a problem, as kernels are ranked and compiled for them."""
+"""The loops of a problem and of a layer, as kernels are ranked and compiled for them."""
+
+import torch
 
 from openrnn.backends.base import traced
+from openrnn.backends.fused.layer import LayerKernels, LoopOptions, measured_names
 from openrnn.spec import Problem
 from openrnn.tuning import plan
 
@@ -16,4 +19,14 @@ def loop_of(
         kind=kind, option_names=option_names, cell=traced(spec), dtype=problem.dtype_name,
         hidden=spec.hidden_size, batch=batch, capability=problem.capability,
         processors=problem.processors,
+    )  # fmt: skip
+
+
+def loop_of_layer(layer: LayerKernels, options: LoopOptions, batch: int) -> plan.LoopRequest:
+    """A loop of a layer on its device, with those of its options by which kernels are ranked."""
+    about = torch.cuda.get_device_properties(layer.device)
+    return plan.LoopRequest(
+        kind=options.kind, option_names=measured_names(options), cell=layer.cell,
+        dtype=layer.dtype_name, hidden=layer.hidden, batch=batch,
+        capability=(about.major, about.minor), processors=about.multi_processor_count,
     )  # fmt: skip
