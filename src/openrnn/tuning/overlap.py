@@ -6,7 +6,7 @@ gradients of the chunk before. The products of forward's first and of backward's
 alone, so that chunk is mostly the shortest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
@@ -97,21 +97,6 @@ def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize
         itemsize: bytes of a value.
     """
     return steps * batch * 2.0 * gate_rows * columns / FLOP_PER_US[itemsize]
-
-
-def side_products(time: Callable[[int], float], inner: int, above: int) -> SideProducts:
-    """The products of both directions that may run beside both loops of a layer.
-
-    Its own count as 0 where they are too short to pay for a second chunk.
-
-    Args:
-        time: gives the microseconds of the products of one direction with so many columns, as
-            `products_time` does.
-        inner: columns that are multiplied of the layer.
-        above: columns of the weights of the layer above.
-    """
-    own = 2 * time(inner)
-    return SideProducts(own if pays(own) else 0.0, 2 * OF_WEIGHTS * time(above))
 
 
 def pays(products: float, costs: Costs = OF_CLUSTERS) -> bool:

@@ -1,6 +1,8 @@
 """How a problem would run, in words: configuration, registers and expected time of each kernel."""
 
+from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from openrnn import schedule
 from openrnn.backends.base import Needs, traced
@@ -213,30 +215,21 @@ def both_at_once(
         return set()
     loop = loop_of(problem, kind, plan.measured_options(kind, option_names), batch)
     twice = both_directions.fits_twice(loop)
-    products = _beside(problem, kind, steps, batch)
+    products = _side_products(replace(problem, steps=steps, batch=batch), kind)
     return {both_directions.loops_to_fit(loop, steps, twice, beside=beside) for beside in products}
 
 
-def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.SideProducts]:
-    """The products that may run beside both loops of each layer."""
+def _side_products(problem: Problem, kind: str) -> set[overlap.SideProducts]:
+    """The products that may run beside both loops of each layer, and of the first without dx."""
     spec = problem.spec
-    rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
-
-    def time(columns: int) -> float:
-        return overlap.products_time(steps, batch, rows, columns, itemsize)
-
-    of = partial(overlap.side_products, time)
     inputs = [spec.layer_input(layer) for layer in range(spec.num_layers)]
-    above = [*(inner + spec.output_size for inner in inputs[1:]), 0]
-    # as `schedules` has it: no product of inputs is cut where reset states are given, and layer 0
-    # may have no input matrix
-    if problem.reset_state:
-        inputs = [0] * spec.num_layers
-    elif spec.input_mode != "linear":
-        inputs[0] = 0
-    if kind == "forward":
-        return {of(inner, 0) for inner in inputs}
-    return {of(0, above[0]), *map(of, inputs, above)}
+    above = [0] * spec.num_layers
+    if kind == "backward":
+        above = [*(columns + spec.output_size for columns in inputs[1:]), 0]
+    each = set(map(partial(both_directions.side_products, problem), count(), inputs, above))
+    if kind == "backward":
+        each.add(both_directions.side_products(problem, 0, 0, above[0]))
+    return each
 
 
 def _of_step(problem: Problem, kind: str) -> list[str]:
