@@ -31,7 +31,7 @@ from openrnn.backends.fused import (
     kernels,
     program,
     schedules,
-    several_layers,
+    stack_choice,
     stack_chunks,
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
@@ -56,8 +56,7 @@ from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import BeginLayer, Loop, StackLoop
 from openrnn.spec import Problem
-from openrnn.tuning import multicast, plan
-from openrnn.tuning import stack as stack_model
+from openrnn.tuning import multicast, one_launch, plan
 from openrnn.tuning.limits import Limits
 
 ABSENT = nvrtc.absent()
@@ -170,29 +169,29 @@ TAKEN = [
 def test_refusals(reason, changed):
     """None of them has such a launch, though it is asked for."""
     asked = problem(wavefront=1, **changed)
-    assert several_layers.stack_refusal(asked, 128, 64) == reason
+    assert stack_choice.stack_refusal(asked, 128, 64) == reason
     for kind, flags in KINDS.items():
-        assert several_layers.stack_of(asked, kind, flags, 128, 64, True) is None
+        assert stack_choice.stack_of(asked, kind, flags, 128, 64, True) is None
 
 
 @pytest.mark.parametrize("changed", TAKEN, ids=told)
 def test_no_refusals(changed):
     asked = problem(wavefront=1, **changed)
-    assert several_layers.stack_refusal(asked, 128, 64) is None
+    assert stack_choice.stack_refusal(asked, 128, 64) is None
     for kind, flags in KINDS.items():
-        assert several_layers.stack_of(asked, kind, flags, 128, 64, True) is not None
+        assert stack_choice.stack_of(asked, kind, flags, 128, 64, True) is not None
 
 
 def test_gate_gradients_of_all_layers_are_kept_at_once():
     """4 layers of 64 rows with 4 gates of 512 units in 2 bytes: a MiB each step."""
     reason = "its gate gradients would take 5000 MiB at once, at most "
     asked = problem(wavefront=1)
-    assert several_layers.stack_refusal(asked, 5000, 64).startswith(reason)
-    assert several_layers.stack_refusal(replace(asked, grad=False), 5000, 64) is None
+    assert stack_choice.stack_refusal(asked, 5000, 64).startswith(reason)
+    assert stack_choice.stack_refusal(replace(asked, grad=False), 5000, 64) is None
 
 
 def best(steps=128, batch=64, kind="forward", **changed):
-    return several_layers.stack_of(problem(**changed), kind, KINDS[kind], steps, batch, True)
+    return stack_choice.stack_of(problem(**changed), kind, KINDS[kind], steps, batch, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +204,7 @@ def test_the_model_takes_a_stack(kind):
     apart = best(steps=256, kind=kind).us - found.us
     step = plan.microseconds_of(trace(cells.lstm), "bfloat16", found.config, 64, LIMITS)
     assert 128 * step < apart < 1.6 * 128 * step
-    least = stack_model.MULTICAST_FACTOR * (4 * step + stack_model.LAUNCH)
+    least = one_launch.MULTICAST_FACTOR * (4 * step + one_launch.LAUNCH)
     assert best(steps=1, kind=kind, wavefront=1).us > least
 
 
@@ -223,7 +222,7 @@ def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
         by_itself = best(batch=batch, kind=kind, **size)
         assert by_itself == (asked if asked.us <= asked.otherwise else None)
         chosen.append(by_itself is not None)
-        other = several_layers.wavefront_of(problem(**size), kind, flags, 128, batch, True)
+        other = stack_choice.wavefront_of(problem(**size), kind, flags, 128, batch, True)
         factor = 1.1 if hidden < 512 else 1.05 if layers > 2 else 1.0
         factor = factor if kind == "backward" else 1.0
         assert other is None or asked.otherwise == pytest.approx(factor * other.us)
@@ -309,7 +308,7 @@ def test_reset_states_refuse_a_wavefront_to_calls_and_to_explain(monkeypatch, ki
     clear_caches()
     assert found == (None if reset_states else "a wavefront")
     told_as = replace(asked, reset_state=reset_states)
-    refusal = several_layers.wavefront_refusal(told_as, 128, 64)
+    refusal = stack_choice.wavefront_refusal(told_as, 128, 64)
     assert (refusal is not None) == reset_states
 
 
@@ -341,7 +340,7 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
     clear_caches()
     taken = wavefront == 1 or not slower
     assert found == (((cut_of(steps=128),),) * 4 if taken else "a wavefront")
-    seen = several_layers.stack_of(asked, kind, flags, 128, 64, True, config)
+    seen = stack_choice.stack_of(asked, kind, flags, 128, 64, True, config)
     assert (seen is not None) == taken
     if seen:
         assert seen.config == (other if slower else first)
@@ -672,12 +671,12 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
             return StackKernel(kind, configs[kind], hidden), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
-        monkeypatch.setattr(stack_model, "MOST_BYTES", 4)  # float32 stands for all dtypes
+        monkeypatch.setattr(one_launch, "MOST_BYTES", 4)  # float32 stands for all dtypes
         if not in_turn:
-            taken = stack_model.StackPlan(configs["forward"], 1.0, 2.0)
+            taken = one_launch.StackPlan(configs["forward"], 1.0, 2.0)
             monkeypatch.setattr(schedules, "layers_at_once", layers_at_once)
             monkeypatch.setattr(stack_chunks, "_with_device", lambda key: key.problem)
-            monkeypatch.setattr(several_layers, "stack_of", lambda *_: taken)
+            monkeypatch.setattr(stack_choice, "stack_of", lambda *_: taken)
         clear_caches()
         return made
 
@@ -803,7 +802,7 @@ def test_explain_has_a_line_for_the_launch():
     asked = problem(steps=128, batch=64)
     lines = describe.describe(asked)
     for kind, flags in KINDS.items():
-        plans = several_layers.stack_of(asked, kind, flags, 128, 64, True)
+        plans = stack_choice.stack_of(asked, kind, flags, 128, 64, True)
         head = f"{kind} of 4 layers in one launch, each layer behind the one before: "
         (line,) = [line for line in lines if line.startswith(head)]
         operand = "h" if kind == "forward" else "gate gradients"
@@ -869,7 +868,7 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
     refused = [line for line in lines if "in one launch" in line]
     said = "not in one launch, in spite of wavefront=1: no kernel holds all layers"
     assert refused == ([f"{kind} {said}" for kind in KINDS] if wavefront else [])
-    monkeypatch.setattr(several_layers, "stack_of", lambda *_: None)
+    monkeypatch.setattr(stack_choice, "stack_of", lambda *_: None)
     assert lines == describe.describe(asked)
     for kind in KINDS:
         assert any(line.startswith(f"{kind}: ") for line in lines)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from openrnn.memo import memo
 from openrnn.tuning import measured, plan
-from openrnn.tuning.layers import CHUNK_COST, Stack
+from openrnn.tuning.stack_times import CHUNK_COST, Stack
 
 GRID_CHUNK_COST = 25.0  # of grids, instead of CHUNK_COST: they fill flag buffers, too
 # factors of the times of products by `overlap`: of clusters for a chunk, as its products run beside

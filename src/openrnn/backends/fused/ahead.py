@@ -7,7 +7,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.describe import both_at_once
 from openrnn.backends.fused.loop_request import loop_of
-from openrnn.backends.fused.several_layers import stack_of, wavefront_of
+from openrnn.backends.fused.stack_choice import stack_of, wavefront_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step

@@ -6,7 +6,7 @@ from itertools import count
 
 from openrnn import schedule
 from openrnn.backends.base import Needs, traced
-from openrnn.backends.fused import kernels, schedules, several_layers
+from openrnn.backends.fused import kernels, schedules, stack_choice
 from openrnn.backends.fused.loop_request import loop_of
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
@@ -128,12 +128,10 @@ def _of_several(
         return []
     refused: list[str] = []
     if spec.wavefront == 1:
-        reason = several_layers.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
+        reason = stack_choice.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
         refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
     elif spec.bidirectional and spec.wavefront:
-        refused = [
-            _in_spite(problem, name, several_layers.wavefront_refusal(problem, steps, batch))
-        ]
+        refused = [_in_spite(problem, name, stack_choice.wavefront_refusal(problem, steps, batch))]
     if spec.bidirectional:
         loop_counts = both_at_once(problem, kind, option_names, steps, batch)
         if 2 not in loop_counts:
@@ -144,7 +142,7 @@ def _of_several(
         )
         return [*_of_loops(problem, head, kind, option_names, 2), *refused]
     measured = plan.measured_options(kind, option_names)
-    for way in several_layers.ways(problem, kind, measured, steps, batch, True):
+    for way in stack_choice.ways(problem, kind, measured, steps, batch, True):
         if isinstance(way, Wavefront):
             return [*refused, *_of_wavefront(problem, name, kind, option_names, way)]
         # none: no kernel of it compiles, or the one that does is slower than the next way
@@ -152,7 +150,7 @@ def _of_several(
             return lines
     if spec.wavefront in (None, 0, 1):
         return refused
-    why = several_layers.wavefront_refusal(problem, steps, batch)
+    why = stack_choice.wavefront_refusal(problem, steps, batch)
     if why is None:
         first, *_ = plan.ranked(loop_of(problem, kind, measured, batch))
         why = "its kernel takes the whole device, which holds two of no other"
@@ -169,7 +167,7 @@ def _of_launch(
     if found is None:
         return []
     measured = plan.measured_options(kind, option_names)
-    launch = several_layers.stack_of(problem, kind, measured, steps, batch, True, found[1])
+    launch = stack_choice.stack_of(problem, kind, measured, steps, batch, True, found[1])
     if launch is None:
         return []
     return [

@@ -1,17 +1,20 @@
-"""The chunks of a stack whose layers run at the same time: in one launch, or as a wavefront."""
+"""The chunks of a stack whose layers run at the same time: in one launch, or as a wavefront.
+
+`stack_choice.py` says which of these is tried; the kernel that the device loads decides.
+"""
 
 from dataclasses import replace
 
 import torch
 
-from openrnn.backends.fused import kernels, prepared, several_layers
+from openrnn.backends.fused import kernels, prepared, stack_choice
 from openrnn.backends.fused.layer import LoopOptions, measured_names
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunking
 from openrnn.spec import Problem
 from openrnn.tuning import chunks, plan
-from openrnn.tuning.stack import StackPlan
+from openrnn.tuning.one_launch import StackPlan
 from openrnn.tuning.wavefront import Wavefront
 
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
@@ -41,9 +44,7 @@ def layers_at_once(key: ScheduleKey, options: LoopOptions, wanted: bool) -> Chun
     if key.spec.num_layers == 1:
         return None
     problem, option_names = _with_device(key), measured_names(options)
-    for way in several_layers.ways(
-        problem, options.kind, option_names, key.steps, key.batch, wanted
-    ):
+    for way in stack_choice.ways(problem, options.kind, option_names, key.steps, key.batch, wanted):
         if isinstance(way, StackPlan):
             chunkings = in_one_launch(key, problem, options, wanted)
         else:
@@ -66,7 +67,7 @@ def in_one_launch(
         loop = prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
     except kernels.NoKernelError:
         return None
-    launch = several_layers.stack_of(
+    launch = stack_choice.stack_of(
         problem, options.kind, measured_names(options), key.steps, key.batch, wanted, loop.config
     )
     if launch is None:

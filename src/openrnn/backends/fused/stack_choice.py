@@ -1,6 +1,7 @@
 """Which stacks run as a wavefront, and which in one launch, by values alone.
 
-See `tuning/wavefront.py` for the cut, `tuning/stack.py` for the launch.
+See `tuning/wavefront.py` for the cut, `tuning/one_launch.py` for the launch. `stack_chunks.py`
+makes chunks of what is chosen here, if the device loads a kernel for it.
 """
 
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from openrnn.backends.base import traced
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.cuda import planes
 from openrnn.spec import Problem
-from openrnn.tuning import chunks, plan, stack, wavefront
-from openrnn.tuning.layers import Stack
+from openrnn.tuning import chunks, one_launch, plan, wavefront
+from openrnn.tuning.stack_times import Stack
 
 
 def wavefront_refusal(problem: Problem, steps: int, batch: int) -> str | None:
@@ -57,7 +58,7 @@ def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
 def ways(
     problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
     wanted: bool,
-) -> Iterator[stack.StackPlan | wavefront.Wavefront]:  # fmt: skip
+) -> Iterator[one_launch.StackPlan | wavefront.Wavefront]:  # fmt: skip
     """How layers of a stack may run at the same time, in the order in which this is tried.
 
     Where the device has no kernel for one way, the next one follows; after the last one layers run
@@ -76,10 +77,10 @@ def ways(
 def stack_of(
     problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
     wanted: bool, loaded: KernelConfig | None = None,
-) -> stack.StackPlan | None:  # fmt: skip
+) -> one_launch.StackPlan | None:  # fmt: skip
     """The launch that runs all layers of a problem whose device is known; None: no such launch.
 
-    Args: see `wavefront_of`, and `stack.best` for `loaded`.
+    Args: see `wavefront_of`, and `one_launch.best` for `loaded`.
     """
     if stack_refusal(problem, steps, batch) is not None or not steps:
         return None
@@ -87,7 +88,7 @@ def stack_of(
     if asked is None:
         return None
     in_chunks = wavefront_refusal(problem, steps, batch) is None
-    return stack.best(asked, steps, batch, problem.spec.wavefront, in_chunks, loaded)
+    return one_launch.best(asked, steps, batch, problem.spec.wavefront, in_chunks, loaded)
 
 
 def wavefront_of(

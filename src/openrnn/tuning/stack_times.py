@@ -1,4 +1,7 @@
-"""Layers of one size, which may run at the same time: their loop, products and time in turn."""
+"""A stack: layers of one size, their loop, their products' times, and all times in turn.
+
+`wavefront.py` and `one_launch.py` compare with these.
+"""
 
 from typing import NamedTuple
 

@@ -10,8 +10,8 @@ from openrnn.codegen.config import SIZES, KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.memo import memo
 from openrnn.tuning import measured, plan, wavefront
-from openrnn.tuning.layers import Stack
 from openrnn.tuning.limits import Limits
+from openrnn.tuning.stack_times import Stack
 
 # us to launch and to load R; of backward with multicast; and a factor on all of a launch with
 # multicast, as five of them took 0.85 to 1.00 of the modelled time on an H200
