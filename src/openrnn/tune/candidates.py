@@ -63,7 +63,10 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
         cell=cell, dtype=size.dtype, hidden=size.hidden, batch=size.batch, capability=capability,
     )  # fmt: skip
     ranked = plan.holding_r(loop, size.loops)
-    times = {one: plan.cycles_of(cell, size.dtype, one, loop.batch, loop.limits) for one in ranked}
+    times = {
+        config: plan.cycles_of(cell, size.dtype, config, loop.batch, loop.limits)
+        for config in ranked
+    }
     for config in ranked:
         shape = measured.shape_of(config)
         if times[config] > 2 * min(times.values()) or shape in shapes:
@@ -83,8 +86,8 @@ def variants(of: Candidate) -> list[Candidate]:
     """The same kernel with more and fewer fragments of R in registers, low-register and not."""
     cell, shared = trace(lookup(of.size.cell)), Limits.of(of.capability).shared
     fragments, found = of.config.fragments(cell, of.size.dtype), []
-    some = MORE_FRAGMENTS if of.config.register_fragments < fragments else (0,)
-    for more, low_register, stages in product(some, (False, True), (4, 2)):
+    steps = MORE_FRAGMENTS if of.config.register_fragments < fragments else (0,)
+    for more, low_register, stages in product(steps, (False, True), (4, 2)):
         held = min(fragments, max(0, of.config.register_fragments + more))
         config = replace(of.config.with_registers(held), low_register=low_register, stages=stages)
         fits = config.shared(cell, of.size.dtype) <= shared

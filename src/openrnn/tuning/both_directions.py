@@ -122,8 +122,8 @@ def _saved(
     costs = _costs(loop, loops)
     if costs is None or not beside.own_us:
         return above
-    cut = edges(loop, steps, beside, loops)
-    return above + (overlap.saved(cut, beside.own_us, 0.0, 0.0, costs) if cut else 0.0)
+    chunk_edges = edges(loop, steps, beside, loops)
+    return above + overlap.saved(chunk_edges, beside.own_us, 0.0, 0.0, costs)
 
 
 def loops_to_fit(

@@ -118,10 +118,10 @@ def best(
     # one that only has R elsewhere was counted like the first when the factors above were fitted
     if loaded is not None and measured.shape_of(loaded) != measured.shape_of(config):
         config = loaded
-    found = StackPlan(
+    launch = StackPlan(
         config,
         _launch_us(stack, steps, batch, config),
         _other_us(stack, steps, batch, in_chunks),
     )
     known = measured.knows(stack.capability, stack.processors)
-    return found if wavefront == 1 or (known and found.us <= found.otherwise) else None
+    return launch if wavefront == 1 or (known and launch.us <= launch.otherwise) else None

@@ -138,19 +138,19 @@ def best_edges(
     if idle < LEAST_IDLE or loop < costs.loop or not pays(products, costs):
         return []
     ratio = idle * loop / products
-    most, found = costs.saving, []
+    most_gained, best = costs.saving, []
     for number in range(2, MOST_CHUNKS + 1):
         ends = [*accumulate(ratio**index for index in range(number))]
-        inner = (ceil(steps * end / ends[-1]) for end in ends[:-1])
-        tried = [0, *inner, steps]
-        if any(begin >= end for begin, end in pairwise(tried)):
+        between = (ceil(steps * end / ends[-1]) for end in ends[:-1])
+        edges = [0, *between, steps]
+        if any(begin >= end for begin, end in pairwise(edges)):
             continue
-        longest = (steps - tried[-2]) / steps * loop
+        longest = (steps - edges[-2]) / steps * loop
         late = max(0.0, others / idle - longest)
-        gained = saved(tried, products, loop, slowdown, costs) - late
-        if gained >= most:
-            most, found = gained, tried
-    return found
+        gained = saved(edges, products, loop, slowdown, costs) - late
+        if gained >= most_gained:
+            most_gained, best = gained, edges
+    return best
 
 
 def saved(

@@ -125,24 +125,26 @@ def _ranking(
 
     every = _forwards if loop.kind == "forward" else _backwards
     fitting = every(loop.cell, loop.dtype, units_of(loop.hidden), limits)
-    held = (one for one in fitting if fits_concurrently(one, loop.batch, loops, limits))
+    held = (config for config in fitting if fits_concurrently(config, loop.batch, loops, limits))
     # Ranked without what sums inside a cluster save: few such kernels are in the measured table,
     # and by the model alone the others would win over kernels that are. If the first one sums
     # through L2, `inside_cluster` replaces it by its counterpart.
-    ranked = sorted(
+    modelled = sorted(
         held,
-        key=lambda one: model(one, loop.batch) + multicast.saved_inside(one, loop.batch, limits),
+        key=lambda config: (
+            model(config, loop.batch) + multicast.saved_inside(config, loop.batch, limits)
+        ),
     )
     inference = loop.kind == "forward" and "save" not in loop.option_names
-    found, us = measured.fastest_first(
-        "inference" if inference else loop.kind, _mask(loop.option_names), ranked, loop.cell,
+    configs, us = measured.fastest_first(
+        "inference" if inference else loop.kind, _mask(loop.option_names), modelled, loop.cell,
         loop.dtype, loop.batch, loop.capability, loop.processors, model, loops,
     )  # fmt: skip
-    first = multicast.inside_cluster(found[0], found, loop.batch, limits) if found else None
+    first = multicast.inside_cluster(configs[0], configs, loop.batch, limits) if configs else None
     if first is not None:
-        us = None if us is None else us * model(first, loop.batch) / model(found[0], loop.batch)
-        found = [first, *(one for one in found if one != first)]
-    return tuple(found), us
+        us = None if us is None else us * model(first, loop.batch) / model(configs[0], loop.batch)
+        configs = [first, *(config for config in configs if config != first)]
+    return tuple(configs), us
 
 
 def holding_r(
@@ -226,20 +228,20 @@ def _of_stack(loop: LoopRequest, layers: int) -> tuple[ForwardConfig | BackwardC
         # H as it is: no stack with multicast is padded
         others = [*by_multicast(cell, dtype, hidden, limits, layers)]
     every: list[ForwardConfig | BackwardConfig] = [*clusters, *others]
-    known = [one for one in every if knows_stack(one, dtype, hidden, batch)]
-    found = known or clusters or others
-    return tuple(sorted(found, key=lambda one: cycles_of(cell, dtype, one, batch, limits)))
+    known = [config for config in every if knows_stack(config, dtype, hidden, batch)]
+    configs = known or clusters or others
+    return tuple(sorted(configs, key=lambda config: cycles_of(cell, dtype, config, batch, limits)))
 
 
 def _mask(option_names: OptionNames) -> str:
     """Their name in the measured table."""
-    return "+".join(flag for flag in option_names if flag != "save") or measured.PLAIN
+    return "+".join(name for name in option_names if name != "save") or measured.PLAIN
 
 
 def measured_options(kind: str, option_names: OptionNames) -> OptionNames:
     """The options by which schedules rank kernels; reset states are ranked like resets."""
-    some = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
-    return tuple(flag for flag in option_names if flag in some)
+    ranked_by = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
+    return tuple(name for name in option_names if name in ranked_by)
 
 
 class StepTimes(NamedTuple):

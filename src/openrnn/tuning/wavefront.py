@@ -66,7 +66,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     alone = GRID_PRODUCTS * product if loops > 1 else product
     in_turn = stack.in_turn_us(steps * times.alone, alone + after)
 
-    def cut(count: int) -> Wavefront:
+    def in_chunks(count: int) -> Wavefront:
         if loops > 1:  # a diagonal of the schedule begins when all of the one before has ended
             task = (loop + GRID_PRODUCTS * product) / count + GRID_CHUNK_COST
             us = _turns(stack.layers, count, loops) * task
@@ -78,12 +78,12 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
         return Wavefront(count, loops, us + stack.layers * after, in_turn)
 
     if chunk is not None:
-        return cut(-(-steps // chunk))
+        return in_chunks(-(-steps // chunk))
     known = measured.knows(stack.capability, stack.processors)
     counts = range(2, min(MOST_CHUNKS, steps // LEAST_STEPS) + 1)
     if not known or not counts:
         return None
-    quickest = min(map(cut, counts), key=lambda one: one.us)
+    quickest = min(map(in_chunks, counts), key=lambda wavefront: wavefront.us)
     return quickest if quickest.us <= MAX_TIME_RATIO * in_turn else None
 
 

@@ -77,16 +77,19 @@ def _several(problem: Problem, kind: str, option_names: plan.OptionNames, batch:
         return False
     # whether it pays by the model depends on T, so one that is asked for
     chunk = LONG if spec.wavefront in (None, 1) else spec.wavefront
-    asked = replace(problem, spec=spec.with_(wavefront=chunk))
-    found = wavefront_of(asked, kind, plan.measured_options(kind, option_names), LONG, batch, True)
-    return found is not None and found.loops > 1
+    chunked = replace(problem, spec=spec.with_(wavefront=chunk))
+    measured_names = plan.measured_options(kind, option_names)
+    way = wavefront_of(chunked, kind, measured_names, LONG, batch, True)
+    return way is not None and way.loops > 1
 
 
 def _one_launch(problem: Problem, kind: str, option_names: plan.OptionNames, batch: int) -> bool:
     """Whether one launch runs all layers of long calls."""
-    measured = plan.measured_options(kind, option_names)
-    every = (stack_of(problem, kind, measured, steps, batch, True) for steps in (LONG, *OTHERS))
-    return any(found is not None for found in every)
+    measured_names = plan.measured_options(kind, option_names)
+    launches = (
+        stack_of(problem, kind, measured_names, steps, batch, True) for steps in (LONG, *OTHERS)
+    )
+    return any(launch is not None for launch in launches)
 
 
 def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:

@@ -45,13 +45,13 @@ def describe(problem: Problem) -> list[str]:
 
 def listed(key: ScheduleKey) -> list[str]:
     """The operations of a call, then those of its backward if it has one, a line each."""
-    found: schedule.Schedule | None = None
+    of_backward: schedule.Schedule | None = None
     if key.problem.grad:
         states, params = (True,) * len(key.spec.states), (True,) * len(module_slots(key.spec))
-        _, found = schedules.backward(
+        _, of_backward = schedules.backward(
             key, Needs(True, states, params, states if key.reset_states else ())
         )
-    return schedule.show_call(schedules.forward(key), found)
+    return schedule.show_call(schedules.forward(key), of_backward)
 
 
 def _compiled(
@@ -68,8 +68,8 @@ def _of_loops(
     problem: Problem, head: str, kind: str, option_names: plan.OptionNames, loops: int
 ) -> list[str]:
     """A line for a kernel of which the device holds so many loops at once, if there is one."""
-    found = _compiled(problem, kind, option_names, loops, 1)
-    return [] if found is None else [head + _of_kernel(problem, kind, option_names, *found)]
+    kernel = _compiled(problem, kind, option_names, loops, 1)
+    return [] if kernel is None else [head + _of_kernel(problem, kind, option_names, *kernel)]
 
 
 def _of_kernel(
@@ -84,7 +84,7 @@ def _of_kernel(
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
-        held = next((one for one in plan.ranked(loop) if not one.stepwise), None)
+        held = next((tried for tried in plan.ranked(loop) if not tried.stepwise), None)
         why = "no kernel holds R"
         if held is not None:
             us = plan.microseconds_of(cell, dtype, held, batch, limits)
@@ -136,13 +136,13 @@ def _of_several(
         loop_counts = both_at_once(problem, kind, option_names, steps, batch)
         if 2 not in loop_counts:
             return refused
-        some = " in some layers" if len(loop_counts) > 1 else ""
+        where = " in some layers" if len(loop_counts) > 1 else ""
         head = (
-            f"{name} of both directions at once{some}, unless products beside one loop gain more: "
+            f"{name} of both directions at once{where}, unless products beside one loop gain more: "
         )
         return [*_of_loops(problem, head, kind, option_names, 2), *refused]
-    measured = plan.measured_options(kind, option_names)
-    for way in stack_choice.ways(problem, kind, measured, steps, batch, True):
+    measured_names = plan.measured_options(kind, option_names)
+    for way in stack_choice.ways(problem, kind, measured_names, steps, batch, True):
         if isinstance(way, Wavefront):
             return [*refused, *_of_wavefront(problem, name, kind, option_names, way)]
         # none: no kernel of it compiles, or the one that does is slower than the next way
@@ -152,7 +152,7 @@ def _of_several(
         return refused
     why = stack_choice.wavefront_refusal(problem, steps, batch)
     if why is None:
-        first, *_ = plan.ranked(loop_of(problem, kind, measured, batch))
+        first, *_ = plan.ranked(loop_of(problem, kind, measured_names, batch))
         why = "its kernel takes the whole device, which holds two of no other"
         why = "each step is a GEMM and a launch" if first.stepwise else why
     return [_in_spite(problem, name, why)]
@@ -163,33 +163,33 @@ def _of_launch(
 ) -> list[str]:
     """A line for the launch of all layers, if a call takes it."""
     layers = problem.spec.num_layers
-    found = _compiled(problem, kind, option_names, 1, layers)
-    if found is None:
+    kernel = _compiled(problem, kind, option_names, 1, layers)
+    if kernel is None:
         return []
-    measured = plan.measured_options(kind, option_names)
-    launch = stack_choice.stack_of(problem, kind, measured, steps, batch, True, found[1])
+    measured_names = plan.measured_options(kind, option_names)
+    launch = stack_choice.stack_of(problem, kind, measured_names, steps, batch, True, kernel[1])
     if launch is None:
         return []
     return [
         f"{name} of {layers} layers in one launch, each layer behind the one before: "
-        f"{_of_kernel(problem, kind, option_names, *found)}; "
+        f"{_of_kernel(problem, kind, option_names, *kernel)}; "
         f"{launch.us:,.0f} us by the model, else {launch.otherwise:,.0f}"
     ]
 
 
 def _of_wavefront(
-    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, found: Wavefront
+    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, way: Wavefront
 ) -> list[str]:
     """A line for a wavefront and, where several loops run at a time, one for their kernel."""
     layers, steps = problem.spec.num_layers, problem.steps or 0
-    several = f"{found.loops} of " if 1 < found.loops < layers else ""
+    several = f"{way.loops} of " if 1 < way.loops < layers else ""
     line = (
         f"{name} as a wavefront: {several}{layers} layers at the same time, each "
-        f"{-(-steps // found.chunks)} steps behind the one before; {found.us:,.0f} us by "
-        f"the model, layer by layer {found.in_turn:,.0f}"
+        f"{-(-steps // way.chunks)} steps behind the one before; {way.us:,.0f} us by "
+        f"the model, layer by layer {way.in_turn:,.0f}"
     )
     head = f"{name} of the wavefront: "
-    more = _of_loops(problem, head, kind, option_names, found.loops) if found.loops > 1 else []
+    more = _of_loops(problem, head, kind, option_names, way.loops) if way.loops > 1 else []
     return [line, *more]
 
 
@@ -233,10 +233,12 @@ def _side_products(problem: Problem, kind: str) -> set[overlap.SideProducts]:
 def _of_step(problem: Problem, kind: str) -> list[str]:
     """Lines of the kernels, "forward" or "backward", of a single step; none where loops run."""
     spec, batch, steps = problem.spec, problem.batch or 1, problem.steps or 0
-    asked = problem, steps, batch
-    if problem.capability is None or not single_step.takes(*asked, problem.reset_state):
+    reset_state = problem.reset_state
+    if problem.capability is None or not single_step.takes(problem, steps, batch, reset_state):
         return []
-    if kind == "backward" and not single_step.differentiates(*asked, True, problem.reset_state):
+    if kind == "backward" and not single_step.differentiates(
+        problem, steps, batch, True, reset_state
+    ):
         return []
     cell, dtype = traced(spec), problem.dtype_name
     arch, gates, hidden = nvrtc.arch_of(problem.capability), len(spec.gates), spec.hidden_size

@@ -66,11 +66,11 @@ def measured_names(options: LoopOptions) -> plan.OptionNames:
 
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
     """An order as ranges [begin, end) of consecutive numbers: (2, 0, 1) as (2, 3), (0, 2)."""
-    found = []
+    ranges = []
     for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
         numbers = [number for _, number in group]
-        found.append((numbers[0], numbers[-1] + 1))
-    return found
+        ranges.append((numbers[0], numbers[-1] + 1))
+    return ranges
 
 
 def nibbles(order: tuple[int, ...]) -> int:

@@ -69,9 +69,9 @@ def ways(
     launch = stack_of(problem, kind, option_names, steps, batch, wanted)
     if launch is not None:
         yield launch
-    cut = wavefront_of(problem, kind, option_names, steps, batch, wanted)
-    if cut is not None:
-        yield cut
+    chunked = wavefront_of(problem, kind, option_names, steps, batch, wanted)
+    if chunked is not None:
+        yield chunked
 
 
 def stack_of(
@@ -84,11 +84,11 @@ def stack_of(
     """
     if stack_refusal(problem, steps, batch) is not None or not steps:
         return None
-    asked = _asked(problem, kind, option_names, wanted)
-    if asked is None:
+    stack = _stack(problem, kind, option_names, wanted)
+    if stack is None:
         return None
     in_chunks = wavefront_refusal(problem, steps, batch) is None
-    return one_launch.best(asked, steps, batch, problem.spec.wavefront, in_chunks, loaded)
+    return one_launch.best(stack, steps, batch, problem.spec.wavefront, in_chunks, loaded)
 
 
 def wavefront_of(
@@ -107,21 +107,21 @@ def wavefront_of(
         or wavefront_refusal(problem, steps, batch) is not None
     ):
         return None
-    asked = _asked(problem, kind, option_names, wanted)
+    stack = _stack(problem, kind, option_names, wanted)
     # 1 asks for one launch: where there is none the model chooses
     chunk = None if problem.spec.wavefront == 1 else problem.spec.wavefront
-    return None if asked is None else wavefront.best(asked, steps, batch, chunk)
+    return None if stack is None else wavefront.best(stack, steps, batch, chunk)
 
 
-def _asked(
+def _stack(
     problem: Problem, kind: str, option_names: plan.OptionNames, wanted: bool
 ) -> Stack | None:
     spec = problem.spec
     if problem.capability is None:
         return None
     return Stack(
-        kind, option_names, traced(spec), problem.dtype_name, spec.hidden_size,
-        spec.num_layers, spec.hidden_size,
-        2 * spec.hidden_size if kind == "backward" and wanted else 0,
-        problem.capability, problem.processors,
+        kind=kind, option_names=option_names, cell=traced(spec), dtype=problem.dtype_name,
+        hidden=spec.hidden_size, layers=spec.num_layers, columns=spec.hidden_size,
+        after=2 * spec.hidden_size if kind == "backward" and wanted else 0,
+        capability=problem.capability, processors=problem.processors,
     )  # fmt: skip
