@@ -18,7 +18,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -157,28 +156,25 @@ def run(
     def none(*_: object, **__: object) -> tuple[()]:
         return ()
 
-    def grids(
-        rank: Callable[..., tuple[KernelConfig, ...]], cell: Traced, dtype: str, *rest: object,
-        **more: object,
-    ) -> tuple[KernelConfig, ...]:  # fmt: skip
-        every = rank(cell, dtype, *rest, **more)
+    def grids(loop: plan.LoopRequest, loops: int = 1, layers: int = 1) -> tuple[KernelConfig, ...]:
+        every = whole(loop, loops, layers)
         some = (one for one in every if one.clusters > 1 and not one.wgmma)
-        return tuple(streaming(cell, dtype, one) for one in some)
+        return tuple(streaming(loop.cell, loop.dtype, one) for one in some)
 
     def launched(kernel: CudaKernel, config: KernelConfig, *given: Any) -> None:
         found.add((config.cluster, config.layers))
         launch(kernel, config, *given)
 
     launch, found = kernels.launch, set[tuple[int, int]]()
-    of_grids = {name: partial(grids, getattr(plan, name)) for name in ("forward", "backward")}
+    whole = plan.holding_r
     with (
         patch.object(schedules, "edges", lambda *_: edges) if cut else nullcontext(),
         patch.object(schedules, "edges_of_both", lambda *_: edges) if cut else nullcontext(),
-        patch.multiple(plan, forward=none, backward=none) if stepwise else nullcontext(),
+        patch.object(plan, "holding_r", none) if stepwise else nullcontext(),
         patch.multiple(cluster_stack, forwards=none, backwards=none)
         if multicast
         else nullcontext(),
-        patch.multiple(plan, **of_grids) if streams else nullcontext(),  # type: ignore[arg-type]
+        patch.object(plan, "holding_r", grids) if streams else nullcontext(),
         patch.object(Limits, "splits", splits_of(blocks)) if blocks else nullcontext(),
         patch.object(kernels, "launch", launched) if blocks else nullcontext(),
         torch.set_grad_enabled(grad),

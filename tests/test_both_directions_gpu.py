@@ -115,7 +115,7 @@ def test_inputs_of_a_chunk_are_multiplied_beside_both_loops(monkeypatch, masks):
     wanted = under(monkeypatch, module, run, schedules, "edges_of_both", lambda *_: [])
     chunked = (
         schedules, "edges_of_both",
-        lambda key, layer, options, *_: cut if options.kind == "forward" else [],
+        lambda pair, *_: cut if pair.options.kind == "forward" else [],
     )  # fmt: skip
     for found in under(monkeypatch, module, lambda: [run() for _ in range(5)], *chunked):
         assert all(map(torch.equal, found, wanted))
@@ -137,7 +137,7 @@ def test_dx_of_a_chunk_is_computed_beside_both_loops(monkeypatch, kind, cut, mas
     near = [one.detach() for one in near]  # no capture bears an autograd graph of this stream
     chunked = (
         schedules, "edges_of_both",
-        lambda key, layer, options, *_: cut if options.kind == "backward" else [],
+        lambda pair, *_: cut if pair.options.kind == "backward" else [],
     )  # fmt: skip
 
     def several():

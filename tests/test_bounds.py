@@ -6,6 +6,7 @@ from math import inf, nan
 import pytest
 import torch
 from cases import CLIP
+from loops import holding_r
 from torch import sigmoid, tanh
 
 import openrnn
@@ -13,7 +14,6 @@ from openrnn import cells
 from openrnn.codegen import cuda
 from openrnn.codegen.bounds import bounded
 from openrnn.codegen.trace import trace
-from openrnn.tuning import plan
 
 WITHIN = {
     "coupled_lstm": cells.coupled_lstm, "gru": cells.gru, "lstm": cells.lstm, "mgu": cells.mgu,
@@ -131,12 +131,12 @@ def test_what_no_rule_knows_is_not_called_bounded():
 @pytest.mark.parametrize("hidden", [64, 1024])
 def test_products_of_forward_read_float16_where_h_is_bounded(cell, dtype, half, hidden):
     traced = trace(cell)
-    for config in plan.forward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
+    for config in holding_r("forward", traced, dtype, hidden, 16, (9, 0), 132)[:4]:
         assert config.half_operands == half
         assert f"#define HALF_OPERANDS {int(config.half_operands)}\n" in cuda.source(
             traced, dtype, config
         )
-    for config in plan.backward(traced, dtype, hidden, 16, (9, 0), 132)[:4]:
+    for config in holding_r("backward", traced, dtype, hidden, 16, (9, 0), 132)[:4]:
         assert "#define HALF_OPERANDS 0\n" in cuda.source(
             traced, dtype, config
         )  # gradients have no bounds

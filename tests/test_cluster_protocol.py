@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
+from loops import holding_r
 from test_grid_protocol import Mbarrier
 
 from openrnn import cells
 from openrnn.codegen import cuda
 from openrnn.codegen.trace import trace
-from openrnn.tuning import plan
 
 
 @dataclass
@@ -121,7 +121,7 @@ def between(text, first, last):
 def test_the_kernel_has_the_barrier_before_it_waits_for_messages():
     """Every warp comes there after its product, and before it writes gates again."""
     cell = trace(cells.lstm)
-    config = plan.backward(cell, "bfloat16", 512, 16, (9, 0), 132)[0]
+    config = holding_r("backward", cell, "bfloat16", 512, 16, (9, 0), 132)[0]
     assert (config.cluster, config.clusters, config.tiles_in_flight) == (16, 1, 1)
     text = cuda.source(cell, "bfloat16", config)
     step = between(text, "auto step = [&](int i)", "step_slot(")

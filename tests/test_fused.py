@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import CELLS, thinned
+from loops import holding_r, loop_of
 from torch import sigmoid, tanh
 
 import openrnn
@@ -59,7 +60,7 @@ def folder(tmp_path, monkeypatch):
 
 def chosen(cell, dtype, hidden, batch, capability, flags=(), kind="forward"):
     """The kernel that the backend would run, compiled, and its tiles."""
-    found = kernels.best(kind, cell, dtype, hidden, -(-batch // 8), tuple(flags), capability)
+    found = kernels.best(loop_of(kind, cell, dtype, hidden, batch, capability, options=flags))
     if found is None:
         pytest.fail(f"{cell.name} {dtype} {hidden} {batch} {capability}: every kernel spills")
     return found
@@ -126,8 +127,8 @@ def test_kernels_that_share_r_through_l2(name, capability, dtype):
 def test_tiles_fit_and_own_every_unit(hidden, capability):
     cell, limits = trace(cells.gru), Limits.of(capability)
     every = [
-        *plan.forward(cell, "bfloat16", hidden, 8, capability),
-        *plan.backward(cell, "bfloat16", hidden, 8, capability),
+        *holding_r("forward", cell, "bfloat16", hidden, 8, capability),
+        *holding_r("backward", cell, "bfloat16", hidden, 8, capability),
     ]
     for config in every:
         groups = config.units // 8
@@ -180,11 +181,14 @@ UNBOUNDED = {  # whose float32 products are tf32
     3: openrnn.cell(gates="r z n", states="h")(gru_without_bounds),
 }
 WHOLE = (9, 0), 132  # the device that was measured
-RANKS = {
-    "forward": plan.forward,
-    "inference": partial(plan.forward, save=False),
-    "backward": plan.backward,
-}
+
+
+def as_measured(kind, *asked, mask=measured.PLAIN, loops=1):
+    """The kernels of a kind and mask of the measured table."""
+    options = ("save",) if kind == "forward" else ()
+    options = options if mask == measured.PLAIN else (mask, *options)
+    loop = "backward" if kind == "backward" else "forward"
+    return holding_r(loop, *asked, options=options, loops=loops)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +201,7 @@ RANKS = {
 def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(loops, size):
     kind, mask, gates, width, operand_bytes, units = size
     dtype = {2: "float16", 4: "float32"}[width]
-    rank = partial(RANKS[kind], mask=mask, loops=loops)
+    rank = partial(as_measured, kind, mask=mask, loops=loops)
     named = UNBOUNDED if kind != "backward" and operand_bytes == 4 else MEASURED
     cell, rows = trace(named[gates]), measured.table(loops)[size]
     for row in rows:
@@ -255,15 +259,14 @@ def test_what_was_measured_fastest_is_a_kernel_of_the_plan_and_its_first(loops, 
 
 def test_masks_without_rows_have_tiles_that_were_measured_and_the_plan_fills_them():
     cell = trace(cells.lstm)
-    for rank in (plan.forward, plan.backward):
-        kind = rank.__name__
-        first, second = rank(cell, "float16", 512, 64, *WHOLE)[:2]
-        flags = "lengths", "reset", "save"
-        masked = plan.ranked(kind, flags, cell, "float16", 512, 64, *WHOLE)
+    for kind in ("forward", "backward"):
+        asked = kind, cell, "float16", 512, 64, *WHOLE
+        first, second = holding_r(*asked)[:2]
+        masked = plan.ranked(loop_of(*asked, options=("lengths", "reset", "save")))
         assert masked[0] == second
         assert measured.shape_of(first) == measured.shape_of(second)
         assert first.register_fragments > second.register_fragments
-        assert masked[1:-1] == rank(cell, "float16", 512, 64, *WHOLE)[2:]
+        assert masked[1:-1] == holding_r(*asked)[2:]
         assert masked[-1].stepwise
 
 
@@ -273,18 +276,19 @@ def test_a_mask_has_the_tiles_of_a_batch_that_was_measured_without(cell, hidden,
     """Where it was not itself: rows of other batches do not hide that."""
     traced = trace(getattr(cells, cell))
     size = len(traced.gates), 2, 2, hidden
-    for kind in RANKS:
+    for kind in ("forward", "inference", "backward"):
         masked = {row.batch_tiles for row in measured.table().get((kind, mask, *size), [])}
         for row in measured.table()[(kind, measured.PLAIN, *size)]:
             if row.batch_tiles not in masked:
                 asked = traced, "float16", hidden, 8 * row.batch_tiles, *WHOLE
-                assert measured.shape_of(RANKS[kind](*asked, mask=mask)[0]) == row.shape
+                assert measured.shape_of(as_measured(kind, *asked, mask=mask)[0]) == row.shape
 
 
 def test_what_was_measured_is_tried_as_it_is_and_then_as_the_plan_fills_it(monkeypatch):
     """Another cell of as many gates, or another compiler, may spill there."""
     cell, asked = trace(cells.lstm), []
-    first, second = plan.forward(cell, "float16", 512, 64, *WHOLE, save=False)[:2]
+    loop = loop_of("forward", cell, "float16", 512, 64, *WHOLE, options=())
+    first, second = plan.holding_r(loop)[:2]
 
     def binary(cell, dtype, config, arch, spin_limit):
         asked.append(config)
@@ -294,7 +298,7 @@ def test_what_was_measured_is_tried_as_it_is_and_then_as_the_plan_fills_it(monke
 
     monkeypatch.setattr(kernels, "binary", binary)
     monkeypatch.setattr(kernels, "_source_of", lambda *_: SimpleNamespace(path=Path(__file__)))
-    _, config = kernels.best("forward", cell, "float16", 512, 8, (), (9, 0), processors=132)
+    _, config = kernels.best(loop)
     assert asked == [first, second]
     assert config == second
 
@@ -302,23 +306,25 @@ def test_what_was_measured_is_tried_as_it_is_and_then_as_the_plan_fills_it(monke
 def test_between_batches_runs_what_needs_no_second_wave():
     """3 tiles as 2 were measured, one a cluster, not as 8, in a grid: seven clusters are there."""
     cell = trace(cells.lstm)
-    small, large = (plan.forward(cell, "float16", 640, batch, *WHOLE)[0] for batch in (16, 64))
-    assert plan.forward(cell, "float16", 640, 24, *WHOLE)[0] == small != large
+    small, between, large = (
+        holding_r("forward", cell, "float16", 640, batch, *WHOLE)[0] for batch in (16, 24, 64)
+    )
+    assert between == small != large
 
 
 def test_below_the_least_measured_batch_runs_its_kernel_unless_it_is_a_grid(monkeypatch):
     """How a grid divides R, and its delay, are for more rows: the model chooses."""
     cell, whole = trace(cells.rnn_tanh), measured.table()
     known = {key: [row for row in rows if row.batch_tiles > 1] for key, rows in whole.items()}
-    for rank, hidden in itertools.product((plan.forward, plan.backward), (256, 1024)):
-        least = known[(rank.__name__, measured.PLAIN, 1, 2, 2, hidden)][0]
+    for kind, hidden in itertools.product(("forward", "backward"), (256, 1024)):
+        least = known[(kind, measured.PLAIN, 1, 2, 2, hidden)][0]
         grid = hidden == 1024
         assert (least.shape[0] > 1) == grid
         found = []
         for rows in (known, {}):
             monkeypatch.setattr(measured, "table", lambda *_, rows=rows: rows)
             plan._ranking.cache_clear()
-            found.append(rank(cell, "bfloat16", hidden, 1, *WHOLE)[0])
+            found.append(holding_r(kind, cell, "bfloat16", hidden, 1, *WHOLE)[0])
         chosen, modelled = found
         assert chosen == modelled if grid else measured.shape_of(chosen) == least.shape
         plan._ranking.cache_clear()
@@ -326,10 +332,11 @@ def test_below_the_least_measured_batch_runs_its_kernel_unless_it_is_a_grid(monk
 
 def test_beyond_what_was_measured_the_model_chooses(monkeypatch):
     cell = trace(cells.lstm)
-    found = plan.backward(cell, "float16", 512, 1024, *WHOLE)
+    loop = loop_of("backward", cell, "float16", 512, 1024, *WHOLE)
+    found = plan.holding_r(loop)
     monkeypatch.setattr(measured, "table", lambda *_: {})
     plan._ranking.cache_clear()
-    assert plan.backward(cell, "float16", 512, 1024, *WHOLE) == found
+    assert plan.holding_r(loop) == found
     plan._ranking.cache_clear()
 
 
@@ -339,7 +346,7 @@ def test_other_devices_and_sizes_have_the_model(monkeypatch):
 
     def found():
         plan._ranking.cache_clear()
-        return [plan.forward(cell, "float16", h, 64, *device)[0] for *device, h in asked]
+        return [holding_r("forward", cell, "float16", h, 64, *device)[0] for *device, h in asked]
 
     here = found()
     monkeypatch.setattr(measured, "table", lambda *_: {})
@@ -350,7 +357,7 @@ def test_other_devices_and_sizes_have_the_model(monkeypatch):
 def test_a_slice_of_a_device_gets_smaller_grids():
     cell = trace(cells.lstm)
     for processors in (132, 114, 66):
-        found = plan.forward(cell, "bfloat16", 1024, 16, (9, 0), processors)
+        found = holding_r("forward", cell, "bfloat16", 1024, 16, (9, 0), processors)
         assert found
         for config in found:
             assert config.cluster * config.clusters <= processors
@@ -360,9 +367,9 @@ def test_a_slice_of_a_device_gets_smaller_grids():
 def test_configurations_that_rows_of_users_showed_to_be_faster(dtype):
     """Of nam-long's backward and sepa's forward, which are not in the measured table."""
     cell = trace(cells.lstm)
-    nam = plan.backward(cell, dtype, 24, 8, (9, 0), 132)[0]
+    nam = holding_r("backward", cell, dtype, 24, 8, *WHOLE)[0]
     assert (nam.cluster, nam.groups) == (1, 3)
-    sepa = plan.forward(cell, dtype, 128, 4000, (9, 0), 132, save=False)[0]
+    sepa = holding_r("forward", cell, dtype, 128, 4000, *WHOLE, options=())[0]
     assert (sepa.cluster, sepa.tiles, sepa.tiles_in_flight) == (1, 1, 2)
 
 
@@ -370,10 +377,10 @@ def test_configurations_that_rows_of_users_showed_to_be_faster(dtype):
 @pytest.mark.parametrize("loops", [1, 2])
 def test_steps_are_compared_without_masks(option, loops):
     """Rows with lengths are of shorter sequences, and two loops were measured only without."""
-    asked = trace(cells.lstm), "bfloat16", 256, 128, (9, 0), 132
-    plain = plan.step_times(plan.LoopRequest("forward", (), *asked), loops)
+    asked = "forward", trace(cells.lstm), "bfloat16", 256, 128, *WHOLE
+    plain = plan.step_times(loop_of(*asked, options=()), loops)
     assert (plain is not None and plain.several > 1.5 * plain.alone) or loops == 1
-    assert plan.step_times(plan.LoopRequest("forward", (option,), *asked), loops) == plain
+    assert plan.step_times(loop_of(*asked, options=(option,)), loops) == plain
 
 
 def test_a_slice_of_a_device_takes_more_rounds_of_clusters():
@@ -411,7 +418,7 @@ def test_where_every_try_spills_the_least_of_them_runs(monkeypatch):
 
     monkeypatch.setattr(kernels, "binary", binary)
     monkeypatch.setattr(kernels, "_source_of", lambda *_: SimpleNamespace(path=Path(__file__)))
-    every = list(kernels.fitting("forward", cell, "bfloat16", 4320, 1, (), (9, 0)))
+    every = list(kernels.fitting(loop_of("forward", cell, "bfloat16", 4320, 8, options=())))
     spilled = [made.resources.spilled for made, _ in every[:-1]]
     assert spilled == sorted(spilled)
     assert every[-1][1].stepwise
@@ -420,18 +427,15 @@ def test_where_every_try_spills_the_least_of_them_runs(monkeypatch):
 
 
 def test_one_that_spills_nothing_comes_before_all_that_spill(monkeypatch):
-    cell = trace(cells.rnn_tanh)
-    (*_, last) = itertools.islice(
-        plan.compilable_configs("forward", cell, "bfloat16", 1024, 1, (), (9, 0)),
-        kernels.MAX_COMPILED,
-    )
+    loop = loop_of("forward", trace(cells.rnn_tanh), "bfloat16", 1024, 8, options=())
+    (*_, last) = itertools.islice(plan.compilable_configs(loop), kernels.MAX_COMPILED)
 
     def binary(cell, dtype, config, arch, spin_limit):
         return SimpleNamespace(resources=SimpleNamespace(spilled=int(config != last)))
 
     monkeypatch.setattr(kernels, "binary", binary)
     monkeypatch.setattr(kernels, "_source_of", lambda *_: SimpleNamespace(path=Path(__file__)))
-    assert kernels.best("forward", cell, "bfloat16", 1024, 1, (), (9, 0))[1] == last
+    assert kernels.best(loop)[1] == last
 
 
 def test_a_low_register_kernel_comes_before_one_with_less_of_r_in_registers(monkeypatch):
@@ -444,7 +448,7 @@ def test_a_low_register_kernel_comes_before_one_with_less_of_r_in_registers(monk
     made_before = SimpleNamespace(path=Path(__file__))
     monkeypatch.setattr(kernels, "binary", binary)
     monkeypatch.setattr(kernels, "_source_of", lambda *asked: made_before)
-    config = plan.forward(cell, "float32", 512, 8, *WHOLE)[0]
+    config = holding_r("forward", cell, "float32", 512, 8, *WHOLE)[0]
     _, found = kernels.unspilled(cell, "float32", config, "sm_90a", shared)
     assert asked == [config, found] == [config, replace(config, low_register=True)]
 
@@ -674,7 +678,7 @@ def test_what_is_compiled_first(folder):
     """With all flags; padded where H is no multiple of 8."""
     gru = trace(cells.gru)
     for kind in ("forward", "backward"):
-        _, config = kernels.best(kind, gru, "bfloat16", 63, 1, ("reset",), (9, 0))
+        _, config = kernels.best(loop_of(kind, gru, "bfloat16", 63, 8, options=("reset",)))
         assert (config.units, config.padded, config.reset) == (64, True, True)
 
 
@@ -683,7 +687,7 @@ def test_forward_whose_r_overflows_is_low_register_in_16_bits():
     cell = trace(cells.lstm)
 
     def low_register(dtype, hidden):
-        found = plan.forward(cell, dtype, hidden, 64, (9, 0), 114)
+        found = holding_r("forward", cell, dtype, hidden, 64, (9, 0), 114)
         return {
             (one.register_fragments < one.fragments(cell, dtype), one.wgmma, one.clusters > 1)
             for one in found if one.low_register and not isinstance(one, MulticastConfig)
@@ -691,7 +695,7 @@ def test_forward_whose_r_overflows_is_low_register_in_16_bits():
 
     assert low_register("bfloat16", 512) == {(True, False, False)}
     assert low_register("float32", 512) == set()
-    backward = plan.backward(cell, "bfloat16", 512, 64, (9, 0), 114)
+    backward = holding_r("backward", cell, "bfloat16", 512, 64, (9, 0), 114)
     assert not any(one.low_register for one in backward if not isinstance(one, MulticastConfig))
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import holding_r, loop_of
 
 from openrnn import cells, dispatch
 from openrnn.backends.fused import ahead, kernels
@@ -91,8 +92,8 @@ def test_the_largest_lstm_is_the_one_in_the_documentation(grad):
     sizes, cell = [*range(1984, 2136, 8)], trace(cells.lstm)
 
     def held(kind, hidden):
-        asked = kind, cell, "bfloat16", hidden, 2, (), (9, 0), 132
-        config = next(plan.compilable_configs(*asked))
+        loop = loop_of(kind, cell, "bfloat16", hidden, 16, (9, 0), 132, options=())
+        config = next(plan.compilable_configs(loop))
         return not config.reads_r
 
     kinds = ("forward", "backward") if grad else ("forward",)
@@ -171,9 +172,9 @@ def test_sizes_that_no_kernel_holds_are_cudnns_where_they_were_not_measured(dtyp
 
 def test_what_is_described_is_planned_for_the_multiprocessors_there(monkeypatch):
     asked = []
-    monkeypatch.setattr(kernels, "best", lambda *given, **more: asked.append(more))
+    monkeypatch.setattr(kernels, "best", lambda loop, **_: asked.append(loop))
     described.describe(replace(problem("lstm", torch.bfloat16, hidden=2048), processors=60))
-    assert {more["processors"] for more in asked} == {60}
+    assert {loop.processors for loop in asked} == {60}
 
 
 def test_regions_are_whole():
@@ -200,11 +201,11 @@ def test_torch_s_precision_is_asked_at_each_call():
 
 def test_states_that_resets_begin_from_are_described(monkeypatch):
     """Other kernels, whose gradients all are; GEMMs of a single step, and no wavefront."""
-    config = plan.forward(trace(cells.lstm), "bfloat16", 64, 16, HOPPER, 132)[0]
+    config = holding_r("forward", trace(cells.lstm), "bfloat16", 64, 16, HOPPER, 132)[0]
     made, asked = SimpleNamespace(resources=SimpleNamespace(spilled=0, registers=64)), []
 
-    def best(kind, cell, dtype, hidden, batch_tiles, flags, *_, **__):
-        asked.append((kind, flags))
+    def best(loop, **_):
+        asked.append((loop.kind, loop.option_names))
         return made, config
 
     monkeypatch.setattr(kernels, "best", best)
@@ -228,12 +229,9 @@ def no_compiler(monkeypatch):
     """The first kernel of each ranking, as if it were compiled; which were asked for."""
     made, asked = nvrtc.Binary("", "", b"", nvrtc.Resources(64, 0)), []
 
-    def best(
-        kind, cell, dtype, hidden, batch_tiles, flags, capability, processors, loops=1, layers=1
-    ):
-        asked.append((kind, loops))
-        tiles = kind, flags, cell, dtype, hidden, 8 * batch_tiles, capability, processors
-        return made, plan.ranked(*tiles, loops, layers)[0]
+    def best(loop, loops=1, layers=1):
+        asked.append((loop.kind, loops))
+        return made, plan.ranked(loop, loops, layers)[0]
 
     monkeypatch.setattr(kernels, "best", best)
     return asked
@@ -280,7 +278,7 @@ def test_kernels_of_half_the_device_are_compiled_ahead(no_compiler, monkeypatch)
 
 def test_recompute_is_described_with_one_kernel_more(monkeypatch):
     cell = trace(cells.lstm)
-    config = plan.forward(cell, "bfloat16", 64, 16, HOPPER, 132)[0]
+    config = holding_r("forward", cell, "bfloat16", 64, 16, HOPPER, 132)[0]
     made = SimpleNamespace(resources=SimpleNamespace(spilled=0, registers=64))
     monkeypatch.setattr(kernels, "best", lambda *_, **__: (made, config))
     plain = problem("lstm", torch.bfloat16, grad=True, processors=132)

@@ -3,10 +3,12 @@
 import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import loop_of
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
@@ -21,6 +23,7 @@ from openrnn.tuning import both_directions, chunks, overlap, plan
 
 FAIR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 CELLS = (cells.lstm, cells.gru, cells.peephole_lstm)
+BACKWARD = layer.BackwardOptions(False, False, False, False)
 
 
 def cut(edges):
@@ -149,9 +152,7 @@ def test_products_beside_loops_give_what_those_after_them_give(
     for given in cases:
         wanted = step(**given)
         with monkeypatch.context() as changed:
-            changed.setattr(
-                schedules, "edges", lambda layer, kind, flags, steps, *_: [*edges, steps]
-            )
+            changed.setattr(schedules, "edges", lambda loop, steps, *_: [*edges, steps])
             fresh_schedules()
             found, again = step(**given), step(**given)
             graph = torch.cuda.CUDAGraph()
@@ -170,7 +171,7 @@ def test_threads_on_one_stream_share_the_side_stream(monkeypatch, fresh_schedule
     """Forward's loops and products of each lie between the others', and results are the same."""
     hiddens = (24, 256, 512, 1024)
     steps = [training(cells.lstm, hidden, torch.bfloat16, steps=64)[0] for hidden in hiddens]
-    monkeypatch.setattr(schedules, "edges", lambda layer, kind, flags, steps, *_: [0, 7, 20, steps])
+    monkeypatch.setattr(schedules, "edges", lambda loop, steps, *_: [0, 7, 20, steps])
     alone = [step() for step in steps]
     with ThreadPoolExecutor(len(steps)) as pool:
         rounds = [pool.map(lambda step: [step() for _ in range(8)], steps) for _ in range(3)]
@@ -189,28 +190,31 @@ def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     def of(cell, hidden, dtype=torch.float16):
         return layer.LayerKernels(cell.spec(hidden, hidden), 0, dtype, 0)
 
+    def edges(kernels_of, steps, columns, options=BACKWARD, batch=16):
+        return schedules.edges(schedules.LayerLoop(kernels_of, options, batch), steps, columns)
+
     small, large = of(cells.lstm, 512), of(cells.lstm, 768)
     for found in (
-        schedules.edges(small, "backward", (), 1024, 16, 3 * 512),
-        schedules.edges(small, "backward", ("lengths",), 1024, 16, 3 * 512),
-        schedules.edges(large, "forward", ("save",), 1024, 16, 768),
-        schedules.edges(large, "backward", (), 1024, 16, 3 * 768),
+        edges(small, 1024, 3 * 512),
+        edges(small, 1024, 3 * 512, BACKWARD._replace(lengths=True)),
+        edges(large, 1024, 768, layer.ForwardOptions(False, False, False, False, True)),
+        edges(large, 1024, 3 * 768),
     ):
         assert found[0] < found[1] < 512
         assert found[-1] == 1024
-    assert schedules.edges(small, "backward", (), 16, 16, 3 * 512) == []
-    assert schedules.edges(small, "backward", (), 1024, 512, 3 * 512) == []
+    assert edges(small, 16, 3 * 512) == []
+    assert edges(small, 1024, 3 * 512, batch=512) == []
     vanilla = of(cells.rnn_tanh, 1024, torch.bfloat16)  # a grid of nearly all blocks
-    assert schedules.edges(vanilla, "backward", (), 4096, 16, 3 * 1024) == []
+    assert edges(vanilla, 4096, 3 * 1024) == []
     monkeypatch.setattr(schedules, "has_launch_events", lambda: False)
     old = of(cells.lstm, 512)
-    assert schedules.edges(old, "backward", (), 1024, 16, 3 * 512) == []
+    assert edges(old, 1024, 3 * 512) == []
 
 
 def test_two_loops_at_once_leave_room_for_long_products():
     """Four clusters of 16 each way leave none, four of 8 do, and take longer by themselves."""
     cell = traced(cells.lstm.spec(512, 512))
-    loop = plan.LoopRequest("forward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    loop = loop_of("forward", cell, "bfloat16", 512, 32, (9, 0), 132, options=())
     assert both_directions.idle(loop, 1) == 0.0
     assert both_directions.idle(loop, 2) == pytest.approx(1 - 64 / 132)
     assert both_directions.loops_to_fit(loop, 300, True) == 1
@@ -225,7 +229,7 @@ def test_two_loops_at_once_leave_room_for_long_products():
 def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first():
     """So that chunk is longer where they are, and there are no chunks where they are too long."""
     cell = traced(cells.lstm.spec(512, 512))
-    loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    loop = loop_of("backward", cell, "bfloat16", 512, 32, (9, 0), 132)
     cuts = [
         both_directions.edges(loop, 300, overlap.SideProducts(160.0, others), 2)
         for others in (0.0, 175.0, 400.0)
@@ -236,19 +240,19 @@ def test_products_of_the_layer_above_end_with_the_loop_that_backward_runs_first(
     times = plan.step_times(loop, 2)
     longest = (some[-1] - some[-2]) * times.several
     assert longest > 0.9 * 175.0 / idle
-    grid = loop._replace(hidden=768)
-    assert plan.ranked(*grid, loops=2)[0].clusters > 1
+    grid = replace(loop, hidden=768)
+    assert plan.ranked(grid, loops=2)[0].clusters > 1
     assert both_directions.edges(grid, 300, overlap.SideProducts(160.0), 2) == []  # not measured
 
 
 def test_no_kernel_for_two_loops_is_no_saving(monkeypatch):
     """As where only kernels of one family are let, and the table has times of another."""
     cell = traced(cells.lstm.spec(512, 512))
-    loop = plan.LoopRequest("backward", (), cell, "bfloat16", 512, 32, (9, 0), 132)
+    loop = loop_of("backward", cell, "bfloat16", 512, 32, (9, 0), 132)
     beside = overlap.SideProducts(160.0, 73.0)
     assert both_directions.loops_to_fit(loop, 300, False, beside=beside) == 2
     ranked = plan.ranked
-    monkeypatch.setattr(plan, "ranked", lambda *of, loops=1: ranked(*of) if loops == 1 else ())
+    monkeypatch.setattr(plan, "ranked", lambda loop, loops=1: ranked(loop) if loops == 1 else ())
     assert both_directions.edges(loop, 300, beside, 2) == []
     assert both_directions.loops_to_fit(loop, 300, False, beside=beside) == 2  # by the times alone
 
@@ -259,9 +263,10 @@ def test_calls_of_few_rows_ask_nothing_of_the_device(monkeypatch):
     lstm = layer.LayerKernels(cells.lstm.spec(768, 512), 0, torch.float16, 0)
     flop = 2 * 4 * 512 * (2 * 768 + 512)
     rows = int(sum(overlap.OF_CLUSTERS[:2]) * overlap.FLOP_PER_US[2] / flop)
-    assert schedules.edges(lstm, "backward", (), rows, 1, 2 * 768 + 512) == []
+    loop = schedules.LayerLoop(lstm, BACKWARD, 1)
+    assert schedules.edges(loop, rows, 2 * 768 + 512) == []
     with pytest.raises(ZeroDivisionError):
-        schedules.edges(lstm, "backward", (), rows + 1, 1, 2 * 768 + 512)
+        schedules.edges(loop, rows + 1, 2 * 768 + 512)
 
 
 def test_products_of_a_chunk_end_with_the_loop_beside_them():
@@ -324,7 +329,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
     monkeypatch, fresh_schedules, wants, columns
 ):
     asked = []
-    monkeypatch.setattr(schedules, "edges", lambda layer, *given: asked.append(given) or [])
+    monkeypatch.setattr(schedules, "edges", lambda *given: asked.append(given) or [])
     config = SimpleNamespace(
         clusters=1, is_cooperative=False, sum_parts=lambda batch: 1, reads_r=False,
         kind="backward" if wants else "forward",
@@ -341,11 +346,13 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
             schedules.backward(given, Needs(dx, (), tuple(params), ()))
         else:
             schedules.forward(given)
-        kind = "backward" if wants else "forward"
-        on = {"lengths": lengths, "reset": reset}
-        more = {} if wants else {"all_states": every, "save": True}
-        flags = tuple(name for name, here in (on | more).items() if here)
-        assert asked.pop() == (kind, flags, steps, batch, columns)
+        options = (
+            layer.BackwardOptions(lengths, reset, every, False)
+            if wants
+            else layer.ForwardOptions(lengths, reset, every, False, True)
+        )
+        loop = schedules.LayerLoop(given.layer(0, 0), options, batch)
+        assert asked.pop() == (loop, steps, columns)
 
 
 @pytest.mark.gpu

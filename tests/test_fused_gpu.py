@@ -1,10 +1,10 @@
 """The fused kernels on a GPU beyond the cases of every backend: large sizes, graphs, streams."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
+from loops import holding_r
 from sanitize import streaming
 
 import openrnn
@@ -176,18 +176,22 @@ def family(monkeypatch, request):
         kernels.kernel.cache_clear()
         memo.clear()
 
-    def only(rank, *asked, **more):
+    whole = plan.holding_r
+
+    def only(loop, loops=1, layers=1):
+        every = whole(loop, loops, layers)
+        if layers > 1:  # of stacks any
+            return every
         low_register = {"low_register": request.param.startswith("low-register")}
         held = {} if request.param in MULTICAST else low_register
         stages = {"stages": 2} if request.param == "two-stages" else {}
-        found = filter((FAMILIES | MULTICAST)[request.param], rank(*asked, **more))
+        found = filter((FAMILIES | MULTICAST)[request.param], every)
         found = (replace(config, **held, **stages) for config in found)
         if request.param == "streaming-grid":
-            found = (streaming(*asked[:2], config) for config in found)
+            found = (streaming(loop.cell, loop.dtype, config) for config in found)
         return tuple(found)
 
-    for name in ("forward", "backward"):
-        monkeypatch.setattr(plan, name, partial(only, getattr(plan, name)))
+    monkeypatch.setattr(plan, "holding_r", only)
     forget()
     yield request.param
     forget()
@@ -220,11 +224,11 @@ def test_a_family_with_lengths_resets_and_states(family, cell, hidden, batch, dt
 def test_multicast_with_lengths_resets_and_states(family, cell, hidden, batch, dtype):
     """H is a multiple of 64, or padded to one, and any batch."""
     asked = trace(cell), str(dtype).partition(".")[2], hidden, batch, (9, 0), 132
-    assert plan.forward(*asked)
+    assert holding_r("forward", *asked)
     inside = family == "multicast-in-cluster"
     room = not inside or len(asked[0].gates) < 3 or hidden <= MOST_INSIDE
     if dtype != torch.float32 and -hidden % 128 < 8 and room:
-        assert plan.backward(*asked)
+        assert holding_r("backward", *asked)
     check_everything(cell, hidden, batch, dtype)
 
 
@@ -248,9 +252,8 @@ def test_multicast_at_any_number_of_steps(family, batch):
 
 def check_everything(cell, hidden, batch, dtype):
     """Both directions; with an odd H resets begin with states that are given."""
-    kinds = plan.forward, plan.backward
-    name = str(dtype).removeprefix("torch.")
-    if not all(kind(trace(cell), name, hidden, batch, (9, 0), 132) for kind in kinds):
+    asked = trace(cell), str(dtype).removeprefix("torch."), hidden, batch, (9, 0), 132
+    if not all(holding_r(kind, *asked) for kind in ("forward", "backward")):
         pytest.skip("no such kernel holds this size")
     net = layer(cell, hidden, dtype, bidirectional=True)
     x = torch.randn(12, batch, 24, device="cuda", dtype=dtype)
@@ -323,8 +326,8 @@ def test_rows_past_the_batch_may_be_nan(hidden, batch, dtype):
 
 @pytest.mark.parametrize(("hidden", "batch"), [(40, 5), (200, 41), (336, 130)])
 def test_rows_past_the_batch_in_a_family(family, hidden, batch):
-    kinds = plan.forward, plan.backward
-    if not all(kind(trace(divides), "bfloat16", hidden, batch, (9, 0), 132) for kind in kinds):
+    asked = trace(divides), "bfloat16", hidden, batch, (9, 0), 132
+    if not all(holding_r(kind, *asked) for kind in ("forward", "backward")):
         pytest.skip("no such kernel holds this size")
     check_rows_past_the_batch(hidden, batch, torch.bfloat16, 0.2)
 

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 
 import pytest
 import torch
+from loops import loop_of
 from test_cluster_protocol import BARRIER
 from test_fused_gpu import MULTICAST, family, step  # noqa: F401
 
@@ -187,15 +188,13 @@ def keep_kernels(patch, case):
     """
     net, _, dy = case
     asked = trace(net.cell), str(dy.dtype).removeprefix("torch."), net.hidden_size
-    about, tiles = torch.cuda.get_device_properties(0), -(-dy.shape[1] // 8)
-    capability, many, kept = (about.major, about.minor), about.multi_processor_count, {}
-    for kind, flags in (("forward", ("save",)), ("backward", ())):
-        found = kernels.best(
-            kind, *asked, tiles, flags, capability, processors=many, layers=net.num_layers
-        )
-        kept[kind] = found[1]
-        patch.setattr(type(found[1]), "most_spilled", 1 << 16)
-    patch.setattr(plan, "compilable_configs", lambda kind, *_: iter([kept[kind]]))
+    about, kept = torch.cuda.get_device_properties(0), {}
+    device = (about.major, about.minor), about.multi_processor_count
+    for kind in ("forward", "backward"):
+        loop = loop_of(kind, *asked, dy.shape[1], *device)
+        _, kept[kind] = kernels.best(loop, layers=net.num_layers)
+        patch.setattr(type(kept[kind]), "most_spilled", 1 << 16)
+    patch.setattr(plan, "compilable_configs", lambda loop, *_: iter([kept[loop.kind]]))
 
 
 def given(cell, hidden, batch, dtype=torch.bfloat16, layers=1):
@@ -345,9 +344,8 @@ def test_input_warps_that_do_not_wait_are_seen(tmp_path, kind, when, fault):
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_the_places_of_stacks_in_clusters_are_there(kind):
     """Each once; the warps that lag are of the kind that they are named for."""
-    cell, flags = trace(cells.lstm), ("save",) if kind == "forward" else ()
-    asked = kind, flags, cell, "bfloat16", 256, 24, (9, 0), 132
-    config = plan.ranked(*asked, layers=3)[0]
+    cell = trace(cells.lstm)
+    config = plan.ranked(loop_of(kind, cell, "bfloat16", 256, 24, (9, 0), 132), layers=3)[0]
     assert isinstance(config, ClusterStackConfig)
     assert LOOP_WARP < config.warps <= INPUT_WARP < 2 * config.warps
     layer = FOLLOWING_BLOCK // config.cluster % 3
@@ -362,7 +360,8 @@ def test_the_places_are_there():
     cell = trace(cells.lstm)
     for batch, hidden in ((16, 512), (16, 1024)):
         for kind in ("forward", "backward"):
-            config = plan.ranked(kind, (), cell, "bfloat16", hidden, batch, (9, 0), 132)[0]
+            loop = loop_of(kind, cell, "bfloat16", hidden, batch, (9, 0), 132, options=())
+            config = plan.ranked(loop)[0]
             text = cuda.source(cell, "bfloat16", config)
             assert all(text.count(place) for place in PLACES)
             assert (BARRIER in text) == (kind == "backward" and hidden == 512)
@@ -378,10 +377,10 @@ def test_the_places_are_there():
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_the_places_of_multicast_are_there(tmp_path, monkeypatch, kind, hidden, batch, layers):
     """Each once; the warps that lag have rows of R or cells, in a cluster with another block."""
-    cell, flags = trace(cells.lstm), ("save",) if kind == "forward" else ()
+    cell = trace(cells.lstm)
     # what runs there, which the planted faults take for granted
-    asked = kind, flags, cell, "bfloat16", hidden, batch, (9, 0), 132
-    config = plan.ranked(*asked, layers=layers)[0]
+    loop = loop_of(kind, cell, "bfloat16", hidden, batch, (9, 0), 132)
+    config = plan.ranked(loop, layers=layers)[0]
     assert isinstance(config, MulticastConfig)
     text = cuda.source(cell, "bfloat16", config)
     assert all(text.count(place) == 1 for place in (*MULTICAST_PLACES, *TOO_EARLY, *FOLLOWERS))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import loop_of
 
 from openrnn import cells, memo
 from openrnn.backends.base import Call, Cotangents, Needs
@@ -289,10 +290,9 @@ def test_directions_run_at_once_where_both_loops_fit_and_it_pays(monkeypatch, wa
     cut = tuple(Chunking(edges, reverse, overlap="overlap" in changed) for reverse in (False, True))
     on = BackwardOptions(*[False] * 4) if "overlap" in changed else ForwardOptions(*[False] * 5)
     layer, above = asked.get("layer", 0), asked.get("above", 0)
-    inner = 0 if on.kind == "backward" else asked["columns"]
-    found = schedules.choose_both_directions(
-        key, layer, cut, on, (), asked["columns"], inner, above
-    )
+    inputs = 0 if on.kind == "backward" else asked["columns"]
+    pair = schedules.BothLoops(key, layer, on, asked["columns"], inputs, above)
+    found = schedules.choose_both_directions(pair, cut)
     assert (found, type(found)) == (wanted, int)
     clear_caches()
 
@@ -311,9 +311,8 @@ def test_kernels_that_schedules_choose_are_known_by_values(
 
     def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin=0, loops=1, layers=1):
         on = plan.measured_options(kind, flags)
-        config = plan.ranked(kind, on, cell, dtype, hidden, tiles * 8, (9, 0), 132, loops, layers)[
-            0
-        ]
+        loop = loop_of(kind, cell, dtype, hidden, tiles * 8, (9, 0), 132, on)
+        config = plan.ranked(loop, loops, layers)[0]
         limits, shared = Limits.of((9, 0), 132), 1
         if not config.is_cooperative:
             shared = blocks_of_multiprocessor(cell, dtype, config, limits)

@@ -263,7 +263,7 @@ def pretended(monkeypatch):
         monkeypatch.setattr(schedules, "choose_both_directions", lambda *_: int(at_once))
         monkeypatch.setattr(
             schedules, "edges_of_both",
-            lambda key, layer, options, *_: [*cuts] if options.kind in cut else [],
+            lambda pair, *_: [*cuts] if pair.options.kind in cut else [],
         )  # fmt: skip
         monkeypatch.setattr(schedules, "layers_at_once", wavefront_if_asked)
 
@@ -1027,7 +1027,7 @@ def test_calls_repeat_in_threads(hits):
 def test_calls_in_chunks_repeat(monkeypatch, hits, hidden):
     """In 16 bits gradients of weights are sums of several products, rounded at the end."""
     module, x = on_gpu(hidden, torch.bfloat16), drawn(20, 32, 24)
-    monkeypatch.setattr(schedules, "edges", lambda _, kind, flags, steps, *more: [0, 9, steps])
+    monkeypatch.setattr(schedules, "edges", lambda loop, steps, *_: [0, 9, steps])
     runs, run = [], program.Program.run
     monkeypatch.setattr(program.Program, "run", lambda *given: runs.append(1) or run(*given))
     clear_caches()

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import sanitize
 import torch
+from loops import loop_of
 from test_fused_launches import clear_caches, on_a_device
 from test_fused_products import at, permute_weights
 from test_fused_program_call import (
@@ -30,7 +31,7 @@ from openrnn.backends.fused import (
     kernels,
     program,
     schedules,
-    several_layers,
+    stack_choice,
     stack_chunks,
 )
 from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels
@@ -55,8 +56,7 @@ from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import BeginLayer, Loop, StackLoop
 from openrnn.spec import Problem
-from openrnn.tuning import multicast, plan
-from openrnn.tuning import stack as stack_model
+from openrnn.tuning import multicast, one_launch, plan
 from openrnn.tuning.limits import Limits
 
 ABSENT = nvrtc.absent()
@@ -169,29 +169,29 @@ TAKEN = [
 def test_refusals(reason, changed):
     """None of them has such a launch, though it is asked for."""
     asked = problem(wavefront=1, **changed)
-    assert several_layers.stack_refusal(asked, 128, 64) == reason
+    assert stack_choice.stack_refusal(asked, 128, 64) == reason
     for kind, flags in KINDS.items():
-        assert several_layers.stack_of(asked, kind, flags, 128, 64, True) is None
+        assert stack_choice.stack_of(asked, kind, flags, 128, 64, True) is None
 
 
 @pytest.mark.parametrize("changed", TAKEN, ids=told)
 def test_no_refusals(changed):
     asked = problem(wavefront=1, **changed)
-    assert several_layers.stack_refusal(asked, 128, 64) is None
+    assert stack_choice.stack_refusal(asked, 128, 64) is None
     for kind, flags in KINDS.items():
-        assert several_layers.stack_of(asked, kind, flags, 128, 64, True) is not None
+        assert stack_choice.stack_of(asked, kind, flags, 128, 64, True) is not None
 
 
 def test_gate_gradients_of_all_layers_are_kept_at_once():
     """4 layers of 64 rows with 4 gates of 512 units in 2 bytes: a MiB each step."""
     reason = "its gate gradients would take 5000 MiB at once, at most "
     asked = problem(wavefront=1)
-    assert several_layers.stack_refusal(asked, 5000, 64).startswith(reason)
-    assert several_layers.stack_refusal(replace(asked, grad=False), 5000, 64) is None
+    assert stack_choice.stack_refusal(asked, 5000, 64).startswith(reason)
+    assert stack_choice.stack_refusal(replace(asked, grad=False), 5000, 64) is None
 
 
 def best(steps=128, batch=64, kind="forward", **changed):
-    return several_layers.stack_of(problem(**changed), kind, KINDS[kind], steps, batch, True)
+    return stack_choice.stack_of(problem(**changed), kind, KINDS[kind], steps, batch, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +204,7 @@ def test_the_model_takes_a_stack(kind):
     apart = best(steps=256, kind=kind).us - found.us
     step = plan.microseconds_of(trace(cells.lstm), "bfloat16", found.config, 64, LIMITS)
     assert 128 * step < apart < 1.6 * 128 * step
-    least = stack_model.MULTICAST_FACTOR * (4 * step + stack_model.LAUNCH)
+    least = one_launch.MULTICAST_FACTOR * (4 * step + one_launch.LAUNCH)
     assert best(steps=1, kind=kind, wavefront=1).us > least
 
 
@@ -222,7 +222,7 @@ def test_it_chooses_by_the_two_times_that_a_plan_has(kind):
         by_itself = best(batch=batch, kind=kind, **size)
         assert by_itself == (asked if asked.us <= asked.otherwise else None)
         chosen.append(by_itself is not None)
-        other = several_layers.wavefront_of(problem(**size), kind, flags, 128, batch, True)
+        other = stack_choice.wavefront_of(problem(**size), kind, flags, 128, batch, True)
         factor = 1.1 if hidden < 512 else 1.05 if layers > 2 else 1.0
         factor = factor if kind == "backward" else 1.0
         assert other is None or asked.otherwise == pytest.approx(factor * other.us)
@@ -282,14 +282,15 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
         loaded.append((kind, loops, layers))
         if absent:
             raise kernels.NoKernelError("no kernel")
-        config = plan.ranked(kind, flags, cell, dtype, hidden, 64, HOPPER, PROCESSORS, 1, layers)[0]
+        loop = loop_of(kind, cell, dtype, hidden, 64, HOPPER, PROCESSORS, flags)
+        config = plan.ranked(loop, 1, layers)[0]
         return SimpleNamespace(max_clusters=66), config
 
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: None)
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
-    found = layers_at_once(key, PLAIN_LOOPS[kind], KINDS[kind], True)
+    found = layers_at_once(key, PLAIN_LOOPS[kind], True)
     clear_caches()
     assert found == (((cut_of(steps=128),),) * 4 if wanted else None)
     assert loaded == ([(kind, 1, 4)] if wanted or absent else [])
@@ -303,11 +304,11 @@ def test_reset_states_refuse_a_wavefront_to_calls_and_to_explain(monkeypatch, ki
     on_a_device(monkeypatch, lambda loops: None)
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: "a wavefront")
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
-    found = layers_at_once(key, PLAIN_LOOPS[kind], KINDS[kind], True)
+    found = layers_at_once(key, PLAIN_LOOPS[kind], True)
     clear_caches()
     assert found == (None if reset_states else "a wavefront")
     told_as = replace(asked, reset_state=reset_states)
-    refusal = several_layers.wavefront_refusal(told_as, 128, 64)
+    refusal = stack_choice.wavefront_refusal(told_as, 128, 64)
     assert (refusal is not None) == reset_states
 
 
@@ -321,9 +322,8 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
     """
     asked = problem(wavefront=wavefront)
     flags = KINDS[kind]
-    first, *others = plan.ranked(
-        kind, flags, trace(cells.lstm), "bfloat16", 512, 64, HOPPER, PROCESSORS, 1, 4
-    )
+    loop = loop_of(kind, trace(cells.lstm), "bfloat16", 512, 64, HOPPER, PROCESSORS)
+    first, *others = plan.ranked(loop, layers=4)
     alike = replace(first, register_fragments=first.register_fragments - 2)
     other = max(others, key=lambda one: plan.microseconds_of(
         trace(cells.lstm), "bfloat16", one, 64, LIMITS))  # fmt: skip
@@ -336,11 +336,11 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
     monkeypatch.setattr(kernels, "kernel", kernel)
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: "a wavefront")
     key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
-    found = layers_at_once(key, PLAIN_LOOPS[kind], flags, True)
+    found = layers_at_once(key, PLAIN_LOOPS[kind], True)
     clear_caches()
     taken = wavefront == 1 or not slower
     assert found == (((cut_of(steps=128),),) * 4 if taken else "a wavefront")
-    seen = several_layers.stack_of(asked, kind, flags, 128, 64, True, config)
+    seen = stack_choice.stack_of(asked, kind, flags, 128, 64, True, config)
     assert (seen is not None) == taken
     if seen:
         assert seen.config == (other if slower else first)
@@ -366,7 +366,7 @@ def test_the_sanitizer_finds_what_it_replaces(kind, hidden):
     """For racecheck each lane arrives at mbarriers: `tests/sanitize.py` edits the source."""
     of_clusters = {"forward": ClusterStackForwardConfig, "backward": ClusterStackBackwardConfig}
     cell = trace(cells.lstm)
-    ranked = plan.ranked(kind, KINDS[kind], cell, "bfloat16", 128, 8, HOPPER, PROCESSORS, 1, 3)
+    ranked = plan.ranked(loop_of(kind, cell, "bfloat16", 128, 8, HOPPER, PROCESSORS), layers=3)
     (clusters, *_) = [one for one in ranked if isinstance(one, of_clusters[kind])]
     sanitize.every_lane_arrives()
     try:
@@ -449,9 +449,8 @@ def test_kernels_compile_without_spills(monkeypatch, tmp_path, cell, hidden, lay
     """The first with multicast; the skeletons assert their own sizes, shared memory for one."""
     monkeypatch.setattr(store, "folder", lambda: tmp_path)
     asked = trace(cell), "bfloat16"
-    held = plan.compilable_configs(
-        kind, *asked, hidden, 8, KINDS[kind], HOPPER, PROCESSORS, layers=layers
-    )
+    loop = loop_of(kind, *asked, hidden, 64, HOPPER, PROCESSORS)
+    held = plan.compilable_configs(loop, layers=layers)
     config = next(one for one in held if isinstance(one, MulticastConfig))
     kernels.binary.cache_clear()
     made = kernels.binary(*asked, config, "sm_90a")
@@ -474,8 +473,9 @@ def test_stacks_in_clusters_compile_without_spills(
 ):
     """The skeletons assert their shared memory; a ReLU multiplies tf32, an LSTM float16."""
     monkeypatch.setattr(store, "folder", lambda: tmp_path)
-    asked = trace(cell), dtype, hidden, 2, (*flags, *KINDS[kind]), HOPPER
-    made, config = kernels.best(kind, *asked, processors=PROCESSORS, layers=3)
+    options = (*flags, *KINDS[kind])
+    loop = loop_of(kind, trace(cell), dtype, hidden, 16, HOPPER, PROCESSORS, options)
+    made, config = kernels.best(loop, layers=3)
     assert isinstance(config, ClusterStackConfig)
     assert made.resources.spilled == 0
 
@@ -671,12 +671,12 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
             return StackKernel(kind, configs[kind], hidden), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)
-        monkeypatch.setattr(stack_model, "MOST_BYTES", 4)  # float32 stands for all dtypes
+        monkeypatch.setattr(one_launch, "MOST_BYTES", 4)  # float32 stands for all dtypes
         if not in_turn:
-            taken = stack_model.StackPlan(configs["forward"], 1.0, 2.0)
+            taken = one_launch.StackPlan(configs["forward"], 1.0, 2.0)
             monkeypatch.setattr(schedules, "layers_at_once", layers_at_once)
             monkeypatch.setattr(stack_chunks, "_with_device", lambda key: key.problem)
-            monkeypatch.setattr(several_layers, "stack_of", lambda *_: taken)
+            monkeypatch.setattr(stack_choice, "stack_of", lambda *_: taken)
         clear_caches()
         return made
 
@@ -771,9 +771,8 @@ def no_compiler(monkeypatch):
     """The first kernel of each ranking, as if it were compiled."""
     made = nvrtc.Binary("", "", b"", nvrtc.Resources(128, 0))
 
-    def best(kind, cell, dtype, hidden, tiles, flags, capability, processors, loops=1, layers=1):
-        asked = kind, flags, cell, dtype, hidden, 8 * tiles, capability, processors, loops, layers
-        return made, plan.ranked(*asked)[0]
+    def best(loop, loops=1, layers=1):
+        return made, plan.ranked(loop, loops, layers)[0]
 
     monkeypatch.setattr(kernels, "best", best)
 
@@ -803,7 +802,7 @@ def test_explain_has_a_line_for_the_launch():
     asked = problem(steps=128, batch=64)
     lines = describe.describe(asked)
     for kind, flags in KINDS.items():
-        plans = several_layers.stack_of(asked, kind, flags, 128, 64, True)
+        plans = stack_choice.stack_of(asked, kind, flags, 128, 64, True)
         head = f"{kind} of 4 layers in one launch, each layer behind the one before: "
         (line,) = [line for line in lines if line.startswith(head)]
         operand = "h" if kind == "forward" else "gate gradients"
@@ -860,8 +859,8 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
     asked = problem(hidden, layers, wavefront=wavefront, steps=128, batch=64)
     compiled = kernels.best
 
-    def best(*args, layers=1, **more):
-        return None if layers > 1 else compiled(*args, layers=layers, **more)
+    def best(loop, loops=1, layers=1):
+        return None if layers > 1 else compiled(loop, loops, layers)
 
     assert any("in one launch, each" in line for line in describe.describe(asked))
     monkeypatch.setattr(kernels, "best", best)
@@ -869,7 +868,7 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
     refused = [line for line in lines if "in one launch" in line]
     said = "not in one launch, in spite of wavefront=1: no kernel holds all layers"
     assert refused == ([f"{kind} {said}" for kind in KINDS] if wavefront else [])
-    monkeypatch.setattr(several_layers, "stack_of", lambda *_: None)
+    monkeypatch.setattr(stack_choice, "stack_of", lambda *_: None)
     assert lines == describe.describe(asked)
     for kind in KINDS:
         assert any(line.startswith(f"{kind}: ") for line in lines)
@@ -881,13 +880,13 @@ def test_explain_goes_on_where_no_kernel_of_all_layers_compiles(
 def test_explain_goes_on_where_the_kernel_that_compiles_is_slower(monkeypatch):
     asked, compiled = problem(steps=128, batch=64), kernels.best
 
-    def best(kind, cell, dtype, hidden, tiles, flags, *more, layers=1, **rest):
-        made, config = compiled(
-            kind, cell, dtype, hidden, tiles, flags, *more, layers=layers, **rest
-        )
+    def best(loop, loops=1, layers=1):
+        made, config = compiled(loop, loops, layers)
         if layers > 1:
-            every = plan.ranked(kind, flags, cell, dtype, hidden, 64, HOPPER, PROCESSORS, 1, layers)
-            config = max(every, key=lambda one: plan.microseconds_of(cell, dtype, one, 64, LIMITS))
+            config = max(
+                plan.ranked(loop, layers=layers),
+                key=lambda one: plan.microseconds_of(loop.cell, loop.dtype, one, 64, LIMITS),
+            )
         return made, config
 
     monkeypatch.setattr(kernels, "best", best)

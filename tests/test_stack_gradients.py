@@ -15,7 +15,7 @@ from openrnn.native import cublaslt, nvrtc
 from openrnn.params import module_slots
 from openrnn.schedule import Chunk, Chunking
 from openrnn.spec import Problem
-from openrnn.tuning import stack as stack_model
+from openrnn.tuning import one_launch
 
 HIDDEN, WIDTH = 16, 6  # of h, of x
 W_IH, W_HH, B_IH, B_HH = 1, 2, 3, 4  # places among what is wanted of a layer
@@ -36,7 +36,7 @@ def products(monkeypatch):
             counts.append(count)
 
     monkeypatch.setattr(cublaslt, "MatmulPlan", Checked)
-    monkeypatch.setattr(stack_model, "MOST_BYTES", 4)  # float32 here stands for all dtypes
+    monkeypatch.setattr(one_launch, "MOST_BYTES", 4)  # float32 here stands for all dtypes
     for module in (cublaslt, nvrtc):
         monkeypatch.setattr(module, "current_stream", lambda device: 0)
     monkeypatch.setattr(

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import loop_of
 
 from openrnn import cells, memo
 from openrnn.backends.fused import kernels, stepwise
@@ -29,14 +30,15 @@ STEPS, BATCH, HIDDEN = 5, 3, 37
 def test_every_size_has_a_kernel_and_one_that_holds_r_comes_first(kind, capability):
     cell = trace(cells.lstm)
     for hidden in (64, 4096, 20000):
-        held = [*plan.compilable_configs(kind, cell, "bfloat16", hidden, 1, (), capability)]
+        loop = loop_of(kind, cell, "bfloat16", hidden, 8, capability, options=())
+        held = [*plan.compilable_configs(loop)]
         assert [one.stepwise for one in held] == [False] * (len(held) - 1) + [True]
         streams = hidden == 4096 and capability == (9, 0)  # a part of R, see test_streamed.py
         assert (len(held) > 1) == (hidden == 64 or streams)
     # and none of which a device could hold two at once, or that runs several layers
+    loop = loop_of(kind, cell, "bfloat16", 4096, 8, capability, options=())
     for more in ({"loops": 2}, {"layers": 3}):
-        held = plan.compilable_configs(kind, cell, "bfloat16", 4096, 1, (), capability, **more)
-        assert not [*held]
+        assert not [*plan.compilable_configs(loop, **more)]
 
 
 @pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
@@ -49,7 +51,8 @@ def test_they_compile_without_spills(capability, dtype, kind, flags):
     for cell, hidden in ((cells.slstm, 4096), (cells.peephole_lstm, 4001)):
         saves = ("save",) if flags and kind == "forward" else ()
         units = hidden + 12000 * (capability == (9, 0))  # else a grid streams a part of R
-        made, config = kernels.best(kind, trace(cell), dtype, units, 9, flags + saves, capability)
+        loop = loop_of(kind, trace(cell), dtype, units, 72, capability, options=flags + saves)
+        made, config = kernels.best(loop)
         assert config.stepwise
         assert not made.resources.spilled
 
@@ -175,7 +178,8 @@ def test_explain_says_why():
 def test_large_batches_take_it_on_a_device_that_the_model_knows(batch, first):
     cell = trace(cells.lstm)
     for capability, processors, here in (((9, 0), 132, first), ((8, 0), 108, False)):
-        ranked = plan.ranked("backward", (), cell, "float32", 512, batch, capability, processors)
+        loop = loop_of("backward", cell, "float32", 512, batch, capability, processors)
+        ranked = plan.ranked(loop)
         assert ranked[0].stepwise == here
         assert sum(one.stepwise for one in ranked) == 1
 
@@ -189,8 +193,8 @@ def test_a_kernel_that_spills_comes_before_it(monkeypatch, spilled):
         return SimpleNamespace(resources=nvrtc.Resources(32, bytes_))
 
     monkeypatch.setattr(kernels, "binary", binary)
-    asked = trace(cells.lstm), "bfloat16", 512, 4
-    found = [config for _, config in kernels.fitting("backward", *asked, ("reset",), (9, 0))]
+    loop = loop_of("backward", trace(cells.lstm), "bfloat16", 512, 32, options=("reset",))
+    found = [config for _, config in kernels.fitting(loop)]
     assert [one.stepwise for one in found] == [False] * (len(found) - 1) + [True]
     assert len(found) > kernels.MAX_COMPILED
 
@@ -222,16 +226,18 @@ def test_gates_of_which_columns_are_no_multiple_of_8_are_not_by_gemms_for_speed(
         ("forward", 2560, (), True), ("forward", 2551, (), False),
         ("forward", 2560, ("lengths",), False), ("backward", 1024, (), False),
     ):  # fmt: skip
-        assert plan.ranked(kind, flags, *asked, hidden, 64, (9, 0), 132)[0].stepwise == first
+        loop = loop_of(kind, *asked, hidden, 64, (9, 0), 132, options=flags)
+        assert plan.ranked(loop)[0].stepwise == first
 
 
 def test_kernels_that_tests_replace_are_those_of_a_ranking(monkeypatch):
-    """`forward`, `backward` and `_of_stack`: GPU tests and the sanitizer's cases replace them."""
-    asked = trace(cells.lstm), "bfloat16", 64, 16, (9, 0), 132
-    for name, kind in (("forward", "forward"), ("backward", "backward")):
-        assert not plan.ranked(kind, (), *asked)[0].stepwise
-        monkeypatch.setattr(plan, name, lambda *_, **__: ())
-        assert [one.stepwise for one in plan.ranked(kind, (), *asked)] == [True]
-        assert plan.ranked(kind, (), *asked, layers=3)
-    monkeypatch.setattr(plan, "_of_stack", lambda *_: ())
-    assert not plan.ranked("forward", (), *asked, layers=3)
+    """`holding_r`: GPU tests and the sanitizer's cases replace it."""
+    for kind in ("forward", "backward"):
+        loop = loop_of(kind, trace(cells.lstm), "bfloat16", 64, 16, (9, 0), 132)
+        assert not plan.ranked(loop)[0].stepwise
+        assert plan.ranked(loop, layers=3)
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, "holding_r", lambda *_: ())
+            assert [one.stepwise for one in plan.ranked(loop)] == [True]
+            assert not plan.ranked(loop, loops=2)
+            assert not plan.ranked(loop, layers=3)

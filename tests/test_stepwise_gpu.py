@@ -26,8 +26,7 @@ def stepwise(monkeypatch):
         kernels.kernel.cache_clear()
         memo.clear()
 
-    for name in ("forward", "backward", "_of_stack"):
-        monkeypatch.setattr(plan, name, lambda *asked, **more: ())
+    monkeypatch.setattr(plan, "holding_r", lambda *_: ())
     forget()
     yield
     monkeypatch.undo()
@@ -43,14 +42,18 @@ def test_corners(stepwise, cell, corner):
 
 @pytest.fixture(params=["forward", "backward"])
 def one_stepwise(request, monkeypatch):
-    """Only this kind of loop is stepwise: the kernel of the other holds R."""
+    """Only this kind of loop is stepwise: the kernel of the other holds R, but of no stack."""
 
     def forget():
         kernels.kernel.cache_clear()
         memo.clear()
 
-    monkeypatch.setattr(plan, request.param, lambda *asked, **more: ())
-    monkeypatch.setattr(plan, "_of_stack", lambda *asked, **more: ())
+    whole = plan.holding_r
+
+    def others(loop, loops=1, layers=1):
+        return () if loop.kind == request.param or layers > 1 else whole(loop, loops)
+
+    monkeypatch.setattr(plan, "holding_r", others)
     forget()
     yield
     monkeypatch.undo()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import loop_of
 
 from openrnn import cells
 from openrnn.backends.fused import kernels
@@ -25,8 +26,9 @@ LIMITS = Limits.of(*H200)
 GRIDS = {"forward": GridForwardConfig, "backward": GridBackwardConfig}
 
 
-def ranked(kind, cell, hidden, batch, dtype="float16", device=H200, options=(), **more):
-    return plan.ranked(kind, options, trace(cell), dtype, hidden, batch, *device, **more)
+def ranked(kind, cell, hidden, batch, dtype="float16", device=H200, options=(), loops=1):
+    loop = loop_of(kind, trace(cell), dtype, hidden, batch, *device, options=options)
+    return plan.ranked(loop, loops)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,9 +97,10 @@ def test_the_first_of_a_ranking_is_compiled_with_resets_too(kind, options):
     for cell, dtype in ((cells.lstm, "float16"), (cells.gru, "float32")):
         for hidden in (2560, 2816, 3200, 3584):
             for tiles in (1, 2, 4):
-                asked = trace(cell), dtype, hidden
-                first = plan.ranked(kind, options, *asked, 8 * tiles, *H200)[0]
-                made = next(plan.compilable_configs(kind, *asked, tiles, options, *H200))
+                asked = trace(cell), dtype, hidden, 8 * tiles, *H200
+                loop = loop_of(kind, *asked, options=options)
+                first = plan.ranked(loop)[0]
+                made = next(plan.compilable_configs(loop))
                 assert made == plan.first_try(hidden, first, options)
 
 
@@ -125,8 +128,7 @@ def test_with_lengths_a_stepwise_loop_must_take_half_of_the_time(kind):
 def test_they_compile_with_few_spills(kind, cell, hidden, dtype, batch, options):
     cell = trace(cell)
     option_names = options + (("save",) if kind == "forward" else ())
-    tiles = batch // 8
-    made, config = kernels.best(kind, cell, dtype, hidden, tiles, option_names, *H200[:1])
+    made, config = kernels.best(loop_of(kind, cell, dtype, hidden, batch, options=option_names))
     by_gemms = (kind, dtype, options) == ("backward", "float32", ())  # that is quicker there
     assert (config.stepwise, config.streamed_fragments > 0) == (by_gemms, not by_gemms)
     assert made.resources.spilled <= (0 if by_gemms else 32)
@@ -166,10 +168,7 @@ def test_explain_says_how_much():
     )  # fmt: skip
     forward, backward = BACKENDS["fused"].describe(problem)[-2:]
     for kind, line in (("forward", forward), ("backward", backward)):
-        _, config = kernels.best(
-            kind, trace(cells.gru), "float16", 2816, 1, ("save",) if kind == "forward" else (),
-            *H200[:1], processors=H200[1],
-        )  # fmt: skip
+        _, config = kernels.best(loop_of(kind, trace(cells.gru), "float16", 2816, 8, *H200))
         share = config.streamed_fragments / config.fragments(trace(cells.gru), "float16")
         assert 0.2 < share < 0.4
         assert f", {share:.0%} of R read from memory in each step" in line

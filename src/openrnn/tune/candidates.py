@@ -1,9 +1,7 @@
 """The kernels of a size that are worth timing: the first of the ranking, and variants of them."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -17,11 +15,7 @@ from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
 
-KINDS: dict[str, Callable[..., tuple[KernelConfig, ...]]] = {
-    "inference": partial(plan.forward, save=False),
-    "forward": plan.forward,
-    "backward": plan.backward,
-}
+KINDS = ("inference", "forward", "backward")  # of `measured.SIZE`
 MORE_FRAGMENTS = (7, 4, 2, 1, 0, -1, -2)  # of R in registers than the model says
 
 
@@ -61,12 +55,18 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
     shapes = set[measured.Shape]()
     seen: Counter[tuple[int, ...]] = Counter()
     found = []
-    cell, limits = trace(lookup(size.cell)), Limits.of(capability)
-    batch = -(-size.batch // 8) * 8  # as the backend asks
-    rank = KINDS[size.kind]
-    asked = cell, size.dtype, size.hidden, batch, capability
-    ranked = rank(*asked, mask=size.mask, loops=size.loops)
-    times = {one: plan.cycles_of(cell, size.dtype, one, batch, limits) for one in ranked}
+    option_names: plan.OptionNames = () if size.mask == measured.PLAIN else (size.mask,)
+    option_names += ("save",) if size.kind == "forward" else ()
+    cell = trace(lookup(size.cell))
+    loop = plan.LoopRequest(
+        kind="backward" if size.kind == "backward" else "forward", option_names=option_names,
+        cell=cell, dtype=size.dtype, hidden=size.hidden, batch=size.batch, capability=capability,
+    )  # fmt: skip
+    ranked = plan.holding_r(loop, size.loops)
+    times = {
+        config: plan.cycles_of(cell, size.dtype, config, loop.batch, loop.limits)
+        for config in ranked
+    }
     for config in ranked:
         shape = measured.shape_of(config)
         if times[config] > 2 * min(times.values()) or shape in shapes:
@@ -77,9 +77,7 @@ def candidates(size: Size, capability: tuple[int, int], most: int) -> list[Candi
             seen[key] += 1
             seen[grid] += 1
             shapes.add(shape)
-            on: tuple[str, ...] = () if size.mask == measured.PLAIN else (size.mask,)
-            on += ("save",) if size.kind == "forward" else ()
-            first = plan.first_try(size.hidden, config, on)
+            first = plan.first_try(size.hidden, config, option_names)
             found.append(Candidate(size, capability, first))
     return found
 
@@ -88,8 +86,8 @@ def variants(of: Candidate) -> list[Candidate]:
     """The same kernel with more and fewer fragments of R in registers, low-register and not."""
     cell, shared = trace(lookup(of.size.cell)), Limits.of(of.capability).shared
     fragments, found = of.config.fragments(cell, of.size.dtype), []
-    some = MORE_FRAGMENTS if of.config.register_fragments < fragments else (0,)
-    for more, low_register, stages in product(some, (False, True), (4, 2)):
+    steps = MORE_FRAGMENTS if of.config.register_fragments < fragments else (0,)
+    for more, low_register, stages in product(steps, (False, True), (4, 2)):
         held = min(fragments, max(0, of.config.register_fragments + more))
         config = replace(of.config.with_registers(held), low_register=low_register, stages=stages)
         fits = config.shared(cell, of.size.dtype) <= shared

@@ -40,7 +40,7 @@ def kernels(
     with refusing():
         device_of("cuda")
     request = TuneRequest(
-        _of("cell", cell), _of("dtype", dtype, tuple(SIZES)), _of("kind", kind, tuple(KINDS)),
+        _of("cell", cell), _of("dtype", dtype, tuple(SIZES)), _of("kind", kind, KINDS),
         _of("mask", mask, measured.MASKS), _numbers("hidden", hidden), _numbers("batch", batch),
         most, delays, _numbers("loops", str(loops), measured.LOOPS)[0],
     )  # fmt: skip

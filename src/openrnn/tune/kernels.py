@@ -50,7 +50,7 @@ class TuneRequest:
 
     cells: Sequence[str] = ("lstm", "gru")
     dtypes: Sequence[str] = ("bfloat16",)
-    kinds: Sequence[str] = tuple(KINDS)
+    kinds: Sequence[str] = KINDS
     masks: Sequence[str] = (measured.PLAIN,)
     hidden: Sequence[int] = (64, 128, 256, 512, 1024)
     batches: Sequence[int] = (1, 16, 64, 256)

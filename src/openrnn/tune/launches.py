@@ -12,6 +12,7 @@ from openrnn.bench import timer
 from openrnn.cells import lookup
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
+from openrnn.codegen.tiles import tiles_of
 from openrnn.codegen.trace import Traced, trace
 from openrnn.kernels.cuda.args import BackwardArgs, ForwardArgs
 from openrnn.native import nvrtc
@@ -97,7 +98,7 @@ def arguments(
         return torch.full(shape, -1, dtype=bits, device=device)
 
     units, gates, states = config.units, len(cell.gates), len(cell.states)
-    saved = some(STEPS, (batch + 7) // 8, units // 8, 64 * saved_values(cell))
+    saved = some(STEPS, tiles_of(batch), units // 8, 64 * saved_values(cell))
     weight, final = some(gates, units, units), [some(batch, units) for _ in range(states)]
     size, none = dtype.itemsize, [0] * states
     vectors = some(len(cell.unit_params), units)

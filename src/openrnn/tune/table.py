@@ -7,6 +7,7 @@ from openrnn.bench.record import KernelTime
 from openrnn.bench.tables import Sheet, TableCell
 from openrnn.cells import lookup
 from openrnn.codegen.config import SIZES, KernelConfig
+from openrnn.codegen.tiles import tiles_of
 from openrnn.codegen.trace import trace
 from openrnn.tuning import measured
 
@@ -54,7 +55,7 @@ def text_of(files: Iterable[Sequence[KernelTime]]) -> str:
 def _key(one: KernelTime) -> Key:
     size = SIZES[one.dtype]
     gates, read = len(trace(lookup(one.cell)).gates), one.operand_bytes or size
-    tiles = -(-one.batch // 8)
+    tiles = tiles_of(one.batch)
     return one.kernel, one.mask, gates, size, read, one.config["units"], one.loops, tiles
 
 

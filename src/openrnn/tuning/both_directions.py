@@ -1,9 +1,9 @@
 """For how many loops at once the kernel of both directions of a layer is chosen."""
 
 from openrnn.codegen.config import KernelConfig
+from openrnn.spec import Problem
 from openrnn.tuning import measured, overlap, plan
 from openrnn.tuning.cluster import blocks_of_multiprocessor
-from openrnn.tuning.limits import Limits
 
 LEAST_US = 30  # of a loop: two streams cost the host 10 to 20
 MAX_TIME_RATIO = 0.9  # of the time in turn, at most, that both at once must take
@@ -21,7 +21,7 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
     config = _first(loop)
     if config is None or config.reads_r:
         return False
-    limits, blocks = Limits.of(loop.capability, loop.processors), 1
+    limits, blocks = loop.limits, 1
     if not config.is_cooperative:
         blocks = blocks_of_multiprocessor(loop.cell, loop.dtype, config, limits)
     return plan.holds(blocks * limits.clusters(config.cluster), config, loop.batch, 2)
@@ -29,7 +29,7 @@ def fits_twice(loop: plan.LoopRequest) -> bool:
 
 def _first(loop: plan.LoopRequest, loops: int = 1) -> KernelConfig | None:
     """The first kernel for so many loops at once, if there is one."""
-    return next(iter(plan.ranked(*loop, loops=loops)), None)
+    return next(iter(plan.ranked(loop, loops)), None)
 
 
 def idle(loop: plan.LoopRequest, loops: int) -> float:
@@ -46,6 +46,35 @@ def idle(loop: plan.LoopRequest, loops: int) -> float:
     blocks = 2 * plan.clusters_of(config, loop.batch) * config.cluster
     left = 1 - blocks / (loop.processors or measured.PROCESSORS)
     return left if left >= overlap.ROOM else 0.0
+
+
+def side_products(
+    problem: Problem, layer: int, input_columns: int, columns_above: int
+) -> overlap.SideProducts:
+    """The products of both directions that may run beside both loops of a layer.
+
+    Its own count as 0 where they are too short to pay for a second chunk, where reset states are
+    given, with which no loop is cut, and where the layer has no input matrix.
+
+    Args:
+        problem: with T and B, and whether reset states are given.
+        layer: its number.
+        input_columns: of its input matrix, which forward multiplies by x and backward by gate
+            gradients for dx; 0 where dx is not wanted.
+        columns_above: of the weights of the layer above, whose gradients are wanted.
+    """
+    spec = problem.spec
+    rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
+
+    def time(columns: int) -> float:
+        return overlap.products_time(
+            problem.steps or 0, problem.batch or 1, rows, columns, itemsize
+        )
+
+    has_matrix = layer > 0 or spec.input_mode == "linear"
+    own = 2 * time(input_columns) if has_matrix and not problem.reset_state else 0.0
+    of_weights = 2 * overlap.OF_WEIGHTS * time(columns_above)
+    return overlap.SideProducts(own if overlap.pays(own) else 0.0, of_weights)
 
 
 def edges(
@@ -93,8 +122,8 @@ def _saved(
     costs = _costs(loop, loops)
     if costs is None or not beside.own_us:
         return above
-    cut = edges(loop, steps, beside, loops)
-    return above + (overlap.saved(cut, beside.own_us, 0.0, 0.0, costs) if cut else 0.0)
+    chunk_edges = edges(loop, steps, beside, loops)
+    return above + overlap.saved(chunk_edges, beside.own_us, 0.0, 0.0, costs)
 
 
 def loops_to_fit(
@@ -116,8 +145,8 @@ def loops_to_fit(
         beside: see `edges`.
     """
     loop = loop.without_masks
-    first, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
-    shared = not twice or not plan.fits_concurrently(first, loop.batch, 2, limits)
+    first = plan.ranked(loop)[0]
+    shared = not twice or not plan.fits_concurrently(first, loop.batch, 2, loop.limits)
     slower = plan.step_times(loop, 2) if shared else None
     times, loops = slower, 2
     saved = 0.0 if slower is None else _saved(loop, steps, slower.several, beside, 2)

@@ -27,6 +27,7 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.config import SIZES, KernelConfig
+from openrnn.codegen.tiles import tiles_of
 from openrnn.codegen.trace import Traced
 
 CAPABILITY, PROCESSORS = (9, 0), 132  # of an H200, and of an H100 with SXM
@@ -77,7 +78,7 @@ def table(loops: int = 1) -> dict[Key, list[Fastest]]:
 
 @lru_cache(maxsize=1)
 def _tables() -> dict[int, dict[Key, list[Fastest]]]:
-    found: dict[int, dict[Key, list[Fastest]]] = {}
+    tables: dict[int, dict[Key, list[Fastest]]] = {}
     text = (files("openrnn.tuning") / FILE).read_text(encoding="utf-8")
     for line in csv.DictReader(text.splitlines()):
         kind, mask, *sizes, loops, batch_tiles = itemgetter(*SIZE)(line)
@@ -86,9 +87,9 @@ def _tables() -> dict[int, dict[Key, list[Fastest]]]:
         fragments, stages, low_register = map(int, itemgetter(*FILL)(line))
         fill = fragments, stages, bool(low_register)
         fastest = Fastest(int(batch_tiles), shape, fill, int(line["delay"]), float(line["us"]))
-        found.setdefault(int(loops), {}).setdefault(key, []).append(fastest)
+        tables.setdefault(int(loops), {}).setdefault(key, []).append(fastest)
     return {
-        loops: {key: sorted(rows) for key, rows in known.items()} for loops, known in found.items()
+        loops: {key: sorted(rows) for key, rows in known.items()} for loops, known in tables.items()
     }
 
 
@@ -115,15 +116,16 @@ def fastest_first(
     """
     if not knows(capability, processors) or not configs:
         return configs, None
-    one = configs[0]
-    size = len(cell.gates), SIZES[dtype], one.operand_bytes(dtype), one.units
-    masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, one.kind))
-    batch_tiles = -(-batch // 8)
+    modelled = configs[0]
+    size = len(cell.gates), SIZES[dtype], modelled.operand_bytes(dtype), modelled.units
+    masks, kinds = dict.fromkeys((mask, PLAIN)), dict.fromkeys((kind, modelled.kind))
+    batch_tiles = tiles_of(batch)
     whole = table(loops)
-    found = _nearest([(name, here, *size) for here in masks for name in kinds], batch_tiles, whole)
-    if found is None:
+    keys: list[Key] = [(name, row_mask, *size) for row_mask in masks for name in kinds]
+    key = _nearest(keys, batch_tiles, whole)
+    if key is None:
         return configs, None
-    rows, exact = whole[found], found[1] == mask
+    rows, exact = whole[key], key[1] == mask
     index = bisect_left(rows, batch_tiles, key=itemgetter(0))
     below = batch_tiles < rows[0].batch_tiles
     between = not below and batch_tiles < rows[index].batch_tiles
@@ -141,8 +143,8 @@ def fastest_first(
     scales = {
         config: row.time / model(config, 8 * row.batch_tiles) for config, row in known.items()
     }
-    if between and shape_of(configs[0]) not in rows_of:
-        scales[configs[0]] = fmean(scales.values())
+    if between and shape_of(modelled) not in rows_of:
+        scales[modelled] = fmean(scales.values())
     first = min(scales, key=lambda config: scales[config] * model(config, batch))
     fronts = [first]
     if exact and first in known:
@@ -156,6 +158,6 @@ def fastest_first(
 def _nearest(keys: list[Key], batch_tiles: int, whole: dict[Key, list[Fastest]]) -> Key | None:
     """The first key with a row for the batch; else with rows on both sides of it; else above it."""
     reaching = [key for key in keys if key in whole and whole[key][-1].batch_tiles >= batch_tiles]
-    here = (key for key in reaching if any(row.batch_tiles == batch_tiles for row in whole[key]))
+    exact = (key for key in reaching if any(row.batch_tiles == batch_tiles for row in whole[key]))
     around = (key for key in reaching if whole[key][0].batch_tiles < batch_tiles)
-    return next(chain(here, around, reaching), None)
+    return next(chain(exact, around, reaching), None)

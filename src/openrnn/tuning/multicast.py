@@ -12,6 +12,7 @@ from openrnn.codegen.multicast_config import (
     MulticastConfig,
     MulticastForwardConfig,
 )
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import Traced
 from openrnn.tuning.limits import Limits
 
@@ -110,7 +111,7 @@ _LEAST_STACK_BATCH, _STACK_HIDDEN = 32, range(256, 641)
 
 def knows_stack(hidden: int, batch: int) -> bool:
     """Whether stacks of such sizes, by tiles of 8 rows, were measured."""
-    return -(-batch // 8) * 8 >= _LEAST_STACK_BATCH and hidden in _STACK_HIDDEN
+    return whole_tiles(batch) >= _LEAST_STACK_BATCH and hidden in _STACK_HIDDEN
 
 
 def forwards(

@@ -6,13 +6,12 @@ gradients of the chunk before. The products of forward's first and of backward's
 alone, so that chunk is mostly the shortest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import ceil
 from typing import NamedTuple
 
 from openrnn.tuning import measured, plan
-from openrnn.tuning.limits import Limits
 
 MOST_CHUNKS = 4
 LEAST_IDLE = 0.1  # share of multiprocessors: on fewer a product takes longer than by itself
@@ -100,21 +99,6 @@ def products_time(steps: int, batch: int, gate_rows: int, columns: int, itemsize
     return steps * batch * 2.0 * gate_rows * columns / FLOP_PER_US[itemsize]
 
 
-def side_products(time: Callable[[int], float], inner: int, above: int) -> SideProducts:
-    """The products of both directions that may run beside both loops of a layer.
-
-    Its own count as 0 where they are too short to pay for a second chunk.
-
-    Args:
-        time: gives the microseconds of the products of one direction with so many columns, as
-            `products_time` does.
-        inner: columns that are multiplied of the layer.
-        above: columns of the weights of the layer above.
-    """
-    own = 2 * time(inner)
-    return SideProducts(own if pays(own) else 0.0, 2 * OF_WEIGHTS * time(above))
-
-
 def pays(products: float, costs: Costs = OF_CLUSTERS) -> bool:
     """Whether products of so many microseconds are long enough for a second chunk."""
     return products >= costs.chunk + costs.saving
@@ -125,8 +109,8 @@ def loop_step(loop: plan.LoopRequest) -> LoopStep:
 
     No multiprocessor counts as idle on devices of another compute capability than the measured one.
     """
-    config, limits = plan.ranked(*loop)[0], Limits.of(loop.capability, loop.processors)
-    time = plan.microseconds_of(loop.cell, loop.dtype, config, loop.batch, limits)
+    config = plan.ranked(loop)[0]
+    time = plan.microseconds_of(loop.cell, loop.dtype, config, loop.batch, loop.limits)
     blocks = plan.clusters_of(config, loop.batch) * config.cluster
     idle = 0.0
     if loop.capability == measured.CAPABILITY and not config.reads_r:
@@ -154,19 +138,19 @@ def best_edges(
     if idle < LEAST_IDLE or loop < costs.loop or not pays(products, costs):
         return []
     ratio = idle * loop / products
-    most, found = costs.saving, []
+    most_gained, best = costs.saving, []
     for number in range(2, MOST_CHUNKS + 1):
         ends = [*accumulate(ratio**index for index in range(number))]
-        inner = (ceil(steps * end / ends[-1]) for end in ends[:-1])
-        tried = [0, *inner, steps]
-        if any(begin >= end for begin, end in pairwise(tried)):
+        between = (ceil(steps * end / ends[-1]) for end in ends[:-1])
+        edges = [0, *between, steps]
+        if any(begin >= end for begin, end in pairwise(edges)):
             continue
-        longest = (steps - tried[-2]) / steps * loop
+        longest = (steps - edges[-2]) / steps * loop
         late = max(0.0, others / idle - longest)
-        gained = saved(tried, products, loop, slowdown, costs) - late
-        if gained >= most:
-            most, found = gained, tried
-    return found
+        gained = saved(edges, products, loop, slowdown, costs) - late
+        if gained >= most_gained:
+            most_gained, best = gained, edges
+    return best
 
 
 def saved(

@@ -4,7 +4,7 @@ They never depend on T, and on B only by its number of tiles.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
@@ -22,6 +22,7 @@ from openrnn.codegen.multicast_config import (
     MulticastConfig,
     MulticastForwardConfig,
 )
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import Traced
 from openrnn.memo import memo
 from openrnn.spec import Spec
@@ -36,7 +37,7 @@ GHZ = 1.98  # the clock of an H200's multiprocessors
 
 def units_of(hidden: int) -> int:
     """H as the kernels see it: a multiple of 8."""
-    return -(-hidden // 8) * 8
+    return whole_tiles(hidden)
 
 
 def cycles_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:
@@ -75,8 +76,15 @@ def _backwards(cell: Traced, dtype: str, units: int, limits: Limits) -> tuple[Ba
     return *cluster.backwards(cell, dtype, units, limits), *grids, *multicasts
 
 
-class LoopRequest(NamedTuple):
-    """A loop whose kernel is asked for, in the order of `ranked`; batch: a multiple of 8."""
+@dataclass(frozen=True, kw_only=True)
+class LoopRequest:
+    """A loop whose kernel is asked for.
+
+    Args:
+        kind: "forward" or "backward".
+        batch: rounded up to whole tiles.
+        processors: multiprocessors of the device; None where they are not known.
+    """
 
     kind: str
     option_names: OptionNames
@@ -87,11 +95,19 @@ class LoopRequest(NamedTuple):
     capability: tuple[int, int]
     processors: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch", whole_tiles(self.batch))
+
+    @property
+    def limits(self) -> Limits:
+        """Those of its device."""
+        return Limits.of(self.capability, self.processors)
+
     @property
     def without_masks(self) -> "LoopRequest":
         """The same loop without masks: loops at the same time were measured only like that."""
         kept = tuple(name for name in self.option_names if name == "save")
-        return self._replace(option_names=kept)
+        return replace(self, option_names=kept)
 
 
 @memo(4096)
@@ -102,89 +118,67 @@ def _ranking(
 
     And the measured microseconds of a step of the first, where they are known.
     """
-    limits = Limits.of(loop.capability, loop.processors)
+    limits = loop.limits
 
     def model(config: ForwardConfig | BackwardConfig, batch: int) -> float:
         return cycles_of(loop.cell, loop.dtype, config, batch, limits)
 
     every = _forwards if loop.kind == "forward" else _backwards
     fitting = every(loop.cell, loop.dtype, units_of(loop.hidden), limits)
-    held = (one for one in fitting if fits_concurrently(one, loop.batch, loops, limits))
+    held = (config for config in fitting if fits_concurrently(config, loop.batch, loops, limits))
     # Ranked without what sums inside a cluster save: few such kernels are in the measured table,
     # and by the model alone the others would win over kernels that are. If the first one sums
     # through L2, `inside_cluster` replaces it by its counterpart.
-    ranked = sorted(
+    modelled = sorted(
         held,
-        key=lambda one: model(one, loop.batch) + multicast.saved_inside(one, loop.batch, limits),
+        key=lambda config: (
+            model(config, loop.batch) + multicast.saved_inside(config, loop.batch, limits)
+        ),
     )
     inference = loop.kind == "forward" and "save" not in loop.option_names
-    found, us = measured.fastest_first(
-        "inference" if inference else loop.kind, _mask(loop.option_names), ranked, loop.cell,
+    configs, us = measured.fastest_first(
+        "inference" if inference else loop.kind, _mask(loop.option_names), modelled, loop.cell,
         loop.dtype, loop.batch, loop.capability, loop.processors, model, loops,
     )  # fmt: skip
-    first = multicast.inside_cluster(found[0], found, loop.batch, limits) if found else None
+    first = multicast.inside_cluster(configs[0], configs, loop.batch, limits) if configs else None
     if first is not None:
-        us = None if us is None else us * model(first, loop.batch) / model(found[0], loop.batch)
-        found = [first, *(one for one in found if one != first)]
-    return tuple(found), us
+        us = None if us is None else us * model(first, loop.batch) / model(configs[0], loop.batch)
+        configs = [first, *(config for config in configs if config != first)]
+    return tuple(configs), us
 
 
-def _options(mask: str, save: bool) -> OptionNames:
-    """Those of a mask by its name in the measured table."""
-    masks = () if mask == measured.PLAIN else tuple(mask.split("+"))
-    return (*masks, "save") if save else masks
+def holding_r(
+    loop: LoopRequest, loops: int = 1, layers: int = 1
+) -> tuple[ForwardConfig | BackwardConfig, ...]:
+    """The kernels that hold R or a part of it, best first; tests replace this to choose kinds.
 
-
-def forward(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, mask: str = measured.PLAIN, save: bool = True, loops: int = 1,
-) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
-    """The forward kernels that fit, best first.
-
-    mask: see `measured`; save: activations, for training; loops: see `ranked`.
+    Args:
+        loops, layers: see `ranked`.
     """
-    options = _options(mask, save)
-    loop = LoopRequest("forward", options, cell, dtype, hidden, batch, capability, processors)
-    return _ranking(loop, loops)[0]
-
-
-def backward(
-    cell: Traced, dtype: str, hidden: int, batch: int, capability: tuple[int, int],
-    processors: int | None = None, mask: str = measured.PLAIN, loops: int = 1,
-) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
-    """The backward kernels that fit, best first."""
-    options = _options(mask, False)
-    loop = LoopRequest("backward", options, cell, dtype, hidden, batch, capability, processors)
-    return _ranking(loop, loops)[0]
+    if layers == 1:
+        return _ranking(loop, loops)[0]
+    # of all options resets alone make a difference
+    resets = ("reset",) if "reset" in loop.option_names else ()
+    return _of_stack(replace(loop, option_names=resets), layers)
 
 
 def ranked(
-    kind: str, option_names: OptionNames, cell: Traced, dtype: str, hidden: int, batch: int,
-    capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
-) -> tuple[ForwardConfig | BackwardConfig, ...]:  # fmt: skip
-    """The kernels of a kind, "forward" or "backward", for calls with such options, best first.
+    loop: LoopRequest, loops: int = 1, layers: int = 1
+) -> tuple[ForwardConfig | BackwardConfig, ...]:
+    """The kernels of a loop, best first.
 
-    Those that hold R or a part of it. For one loop of one layer also the stepwise loop, which any
-    device holds: last, or first where `_stepwise_is_quicker` says so.
+    For one loop of one layer also the stepwise loop, which any device holds: last, or first where
+    `_stepwise_is_quicker` says so.
 
     Args:
         loops: how many such loops the device is to hold at once.
         layers: that one launch runs.
     """
-    loop = LoopRequest(kind, option_names, cell, dtype, hidden, batch, capability, processors)
-    if layers > 1:  # of all options resets alone make a difference
-        resets = ("reset",) if "reset" in option_names else ()
-        return _of_stack(loop._replace(option_names=resets), layers)
-    asked = cell, dtype, hidden, batch, capability, processors, _mask(option_names)
-    held: tuple[ForwardConfig | BackwardConfig, ...]
-    if kind == "forward":
-        held = forward(*asked, save="save" in option_names, loops=loops)
-    else:
-        held = backward(*asked, loops=loops)
-    if loops > 1:
+    held = holding_r(loop, loops, layers)
+    if loops > 1 or layers > 1:
         return held
-    last = stepwise.config(kind, units_of(hidden), batch)
-    known = bool(held) and measured.knows(capability, processors)
+    last = stepwise.config(loop.kind, units_of(loop.hidden), loop.batch)
+    known = bool(held) and measured.knows(loop.capability, loop.processors)
     return (last, *held) if known and _stepwise_is_quicker(loop) else (*held, last)
 
 
@@ -203,8 +197,7 @@ def _stepwise_is_quicker(loop: LoopRequest) -> bool:
     if loop.kind == "forward" and loop.hidden % 8 and not streams:
         return False
     if us is None:
-        limits = Limits.of(loop.capability, loop.processors)
-        us = microseconds_of(loop.cell, loop.dtype, configs[0], loop.batch, limits)
+        us = microseconds_of(loop.cell, loop.dtype, configs[0], loop.batch, loop.limits)
     own = stepwise.step_us(loop.kind, loop.cell, loop.dtype, units_of(loop.hidden), loop.batch)
     ratio = 1.0 if streams else stepwise.MAX_TIME_RATIO
     return own < ratio * us / (2 if "lengths" in loop.option_names else 1)
@@ -225,7 +218,7 @@ def _of_stack(loop: LoopRequest, layers: int) -> tuple[ForwardConfig | BackwardC
     which takes 16 bits alone, and no resets.
     """
     cell, dtype, hidden, batch = loop.cell, loop.dtype, loop.hidden, loop.batch
-    limits = Limits.of(loop.capability, loop.processors)
+    limits = loop.limits
     forward = loop.kind == "forward"
     fitting = cluster_stack.forwards if forward else cluster_stack.backwards
     clusters = [*fitting(cell, dtype, units_of(hidden), limits, layers)]
@@ -235,20 +228,20 @@ def _of_stack(loop: LoopRequest, layers: int) -> tuple[ForwardConfig | BackwardC
         # H as it is: no stack with multicast is padded
         others = [*by_multicast(cell, dtype, hidden, limits, layers)]
     every: list[ForwardConfig | BackwardConfig] = [*clusters, *others]
-    known = [one for one in every if knows_stack(one, dtype, hidden, batch)]
-    found = known or clusters or others
-    return tuple(sorted(found, key=lambda one: cycles_of(cell, dtype, one, batch, limits)))
+    known = [config for config in every if knows_stack(config, dtype, hidden, batch)]
+    configs = known or clusters or others
+    return tuple(sorted(configs, key=lambda config: cycles_of(cell, dtype, config, batch, limits)))
 
 
 def _mask(option_names: OptionNames) -> str:
     """Their name in the measured table."""
-    return "+".join(flag for flag in option_names if flag != "save") or measured.PLAIN
+    return "+".join(name for name in option_names if name != "save") or measured.PLAIN
 
 
 def measured_options(kind: str, option_names: OptionNames) -> OptionNames:
     """The options by which schedules rank kernels; reset states are ranked like resets."""
-    some = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
-    return tuple(flag for flag in option_names if flag in some)
+    ranked_by = ("lengths", "reset") + (("all_states", "save") if kind == "forward" else ())
+    return tuple(name for name in option_names if name in ranked_by)
 
 
 class StepTimes(NamedTuple):
@@ -270,21 +263,20 @@ def step_times(loop: LoopRequest, loops: int) -> StepTimes | None:
     Both are without lengths and resets, as several loops were measured only without them. None
     where the device does not hold so many loops at once.
     """
-    loop, limits = loop.without_masks, Limits.of(loop.capability, loop.processors)
+    loop = loop.without_masks
     modelled, known = list[float](), list[float]()
     for number in (1, loops):
         configs, us = _ranking(loop, number)
         if not configs:
             return None
-        modelled.append(microseconds_of(loop.cell, loop.dtype, configs[0], loop.batch, limits))
+        modelled.append(microseconds_of(loop.cell, loop.dtype, configs[0], loop.batch, loop.limits))
         known += [] if us is None else [us]
     return StepTimes(*(known if len(known) == len(modelled) else modelled))
 
 
 def compilable_configs(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int, option_names: OptionNames,
-    capability: tuple[int, int], processors: int | None = None, loops: int = 1, layers: int = 1,
-) -> Iterator[ForwardConfig | BackwardConfig]:  # fmt: skip
+    loop: LoopRequest, loops: int = 1, layers: int = 1
+) -> Iterator[ForwardConfig | BackwardConfig]:
     """The ranked kernels as they are compiled first, where shared memory holds them.
 
     By values alone: nothing is compiled.
@@ -292,11 +284,10 @@ def compilable_configs(
     Args:
         loops, layers: see `ranked`.
     """
-    shared, batch = Limits.of(capability, processors).shared, 8 * batch_tiles
-    asked = kind, option_names, cell, dtype, hidden, batch, capability, processors, loops, layers
-    for config in ranked(*asked):
-        tried = first_try(hidden, config, option_names)
-        if replace(tried, stages=2).shared(cell, dtype) <= shared:
+    shared = loop.limits.shared
+    for config in ranked(loop, loops, layers):
+        tried = first_try(loop.hidden, config, loop.option_names)
+        if replace(tried, stages=2).shared(loop.cell, loop.dtype) <= shared:
             yield tried
 
 

@@ -13,6 +13,7 @@ from openrnn.codegen.config import (
     saved_values,
 )
 from openrnn.codegen.cuda import planes
+from openrnn.codegen.tiles import tiles_of
 from openrnn.codegen.trace import Traced
 
 WARPS = (1, 2, 4, 8)  # of a block: the fewest with which one has all rows
@@ -27,7 +28,7 @@ R_PER_US, CELLS_PER_US = 2.87e6, 2.5e6  # bytes of R, and of what cells read and
 def config(kind: str, units: int, batch: int) -> ForwardConfig | BackwardConfig:
     """The kernel of such a loop; `kind`: "forward" or "backward"."""
     made = StepwiseForwardConfig if kind == "forward" else StepwiseBackwardConfig
-    tiles = -(-batch // 8)
+    tiles = tiles_of(batch)
     warps = next((warps for warps in WARPS if warps >= tiles), WARPS[-1])
     return made(units, 1, warps, 0, 1, 1, 0)
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from openrnn.memo import memo
 from openrnn.tuning import measured, plan
-from openrnn.tuning.layers import CHUNK_COST, Stack
-from openrnn.tuning.limits import Limits
+from openrnn.tuning.stack_times import CHUNK_COST, Stack
 
 GRID_CHUNK_COST = 25.0  # of grids, instead of CHUNK_COST: they fill flag buffers, too
 # factors of the times of products by `overlap`: of clusters for a chunk, as its products run beside
@@ -51,15 +50,15 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.
     """
-    limits, asked = Limits.of(stack.capability, stack.processors), stack.loop(batch)
-    config = plan.ranked(*asked)[0]
+    request = stack.loop(batch)
+    config = plan.ranked(request)[0]
     if config.stepwise:
         return None
     loops = GRIDS if config.is_cooperative else 1
-    times = plan.step_times(asked, loops)
+    times = plan.step_times(request, loops)
     if times is None:
         return None
-    resident = limits.clusters(config.cluster)
+    resident = request.limits.clusters(config.cluster)
     # the part of the device that a loop takes; all of it where it is not known how many fit
     share = plan.clusters_of(config, batch) / resident if resident else 1.0
     product, after = stack.products_us(steps, batch)
@@ -67,7 +66,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     alone = GRID_PRODUCTS * product if loops > 1 else product
     in_turn = stack.in_turn_us(steps * times.alone, alone + after)
 
-    def cut(count: int) -> Wavefront:
+    def in_chunks(count: int) -> Wavefront:
         if loops > 1:  # a diagonal of the schedule begins when all of the one before has ended
             task = (loop + GRID_PRODUCTS * product) / count + GRID_CHUNK_COST
             us = _turns(stack.layers, count, loops) * task
@@ -79,12 +78,12 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
         return Wavefront(count, loops, us + stack.layers * after, in_turn)
 
     if chunk is not None:
-        return cut(-(-steps // chunk))
+        return in_chunks(-(-steps // chunk))
     known = measured.knows(stack.capability, stack.processors)
     counts = range(2, min(MOST_CHUNKS, steps // LEAST_STEPS) + 1)
     if not known or not counts:
         return None
-    quickest = min(map(cut, counts), key=lambda one: one.us)
+    quickest = min(map(in_chunks, counts), key=lambda wavefront: wavefront.us)
     return quickest if quickest.us <= MAX_TIME_RATIO * in_turn else None
 
 

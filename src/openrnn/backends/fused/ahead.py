@@ -7,7 +7,8 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.copies import ALIGNMENT
 from openrnn.backends.fused.describe import both_at_once
-from openrnn.backends.fused.several_layers import stack_of, wavefront_of
+from openrnn.backends.fused.loop_request import loop_of
+from openrnn.backends.fused.stack_choice import stack_of, wavefront_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step
@@ -24,7 +25,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     if capability is None:
         raise ValueError("a problem without the capability of a device")
     problem = replace(problem, reset_state=reset_state)
-    cell, name = traced(spec), problem.dtype_name
+    name = problem.dtype_name
     arch, made = arch_of(capability), set[Binary]()
     plain = {("copy_rows", name), ("fill_flags", "float32")}
     several = set[tuple[str, int]]()  # names, and how many structs of arguments a launch has
@@ -52,11 +53,9 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
             if _one_launch(problem, kind, on, batch):
                 wanted.append((1, layers))
                 several |= of_stack if kind == "backward" else set()
+            loop = loop_of(problem, kind, on, batch)
             for loops, at_once in wanted:
-                kernel = kernels.best(
-                    kind, cell, name, spec.hidden_size, (batch + 7) // 8, on, capability,
-                    processors=problem.processors, loops=loops, layers=at_once,
-                )  # fmt: skip
+                kernel = kernels.best(loop, loops=loops, layers=at_once)
                 if kernel is not None:
                     made.add(kernel[0])
         made.update(_of_steps(problem, batch))
@@ -82,16 +81,19 @@ def _several(problem: Problem, kind: str, option_names: plan.OptionNames, batch:
         return False
     # whether it pays by the model depends on T, so one that is asked for
     chunk = LONG if spec.wavefront in (None, 1) else spec.wavefront
-    asked = replace(problem, spec=spec.with_(wavefront=chunk))
-    found = wavefront_of(asked, kind, plan.measured_options(kind, option_names), LONG, batch, True)
-    return found is not None and found.loops > 1
+    chunked = replace(problem, spec=spec.with_(wavefront=chunk))
+    measured_names = plan.measured_options(kind, option_names)
+    way = wavefront_of(chunked, kind, measured_names, LONG, batch, True)
+    return way is not None and way.loops > 1
 
 
 def _one_launch(problem: Problem, kind: str, option_names: plan.OptionNames, batch: int) -> bool:
     """Whether one launch runs all layers of long calls."""
-    measured = plan.measured_options(kind, option_names)
-    every = (stack_of(problem, kind, measured, steps, batch, True) for steps in (LONG, *OTHERS))
-    return any(found is not None for found in every)
+    measured_names = plan.measured_options(kind, option_names)
+    launches = (
+        stack_of(problem, kind, measured_names, steps, batch, True) for steps in (LONG, *OTHERS)
+    )
+    return any(launch is not None for launch in launches)
 
 
 def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:

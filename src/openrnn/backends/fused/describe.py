@@ -1,10 +1,13 @@
 """How a problem would run, in words: configuration, registers and expected time of each kernel."""
 
+from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from openrnn import schedule
 from openrnn.backends.base import Needs, traced
-from openrnn.backends.fused import kernels, schedules, several_layers
+from openrnn.backends.fused import kernels, schedules, stack_choice
+from openrnn.backends.fused.loop_request import loop_of
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
@@ -14,7 +17,6 @@ from openrnn.native import nvrtc
 from openrnn.params import module_slots
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
-from openrnn.tuning.limits import Limits
 from openrnn.tuning.wavefront import Wavefront
 
 
@@ -43,13 +45,13 @@ def describe(problem: Problem) -> list[str]:
 
 def listed(key: ScheduleKey) -> list[str]:
     """The operations of a call, then those of its backward if it has one, a line each."""
-    found: schedule.Schedule | None = None
+    of_backward: schedule.Schedule | None = None
     if key.problem.grad:
         states, params = (True,) * len(key.spec.states), (True,) * len(module_slots(key.spec))
-        _, found = schedules.backward(
+        _, of_backward = schedules.backward(
             key, Needs(True, states, params, states if key.reset_states else ())
         )
-    return schedule.show_call(schedules.forward(key), found)
+    return schedule.show_call(schedules.forward(key), of_backward)
 
 
 def _compiled(
@@ -58,19 +60,16 @@ def _compiled(
     """The kernel of a loop, compiled; None where there is none."""
     if problem.capability is None:
         return None
-    return kernels.best(
-        kind, traced(problem.spec), problem.dtype_name, problem.spec.hidden_size,
-        ((problem.batch or 1) + 7) // 8, option_names, problem.capability,
-        processors=problem.processors, loops=loops, layers=layers,
-    )  # fmt: skip
+    loop = loop_of(problem, kind, option_names, problem.batch or 1)
+    return kernels.best(loop, loops=loops, layers=layers)
 
 
 def _of_loops(
     problem: Problem, head: str, kind: str, option_names: plan.OptionNames, loops: int
 ) -> list[str]:
     """A line for a kernel of which the device holds so many loops at once, if there is one."""
-    found = _compiled(problem, kind, option_names, loops, 1)
-    return [] if found is None else [head + _of_kernel(problem, kind, option_names, *found)]
+    kernel = _compiled(problem, kind, option_names, loops, 1)
+    return [] if kernel is None else [head + _of_kernel(problem, kind, option_names, *kernel)]
 
 
 def _of_kernel(
@@ -78,18 +77,14 @@ def _of_kernel(
     config: kernels.LoopConfig,
 ) -> str:  # fmt: skip
     """A kernel of a problem whose device is known: blocks, registers and expected time."""
-    if (capability := problem.capability) is None:
-        raise ValueError("a problem without the capability of a device")
-    cell, dtype = traced(problem.spec), problem.dtype_name
     batch = problem.batch or 1
-    limits = Limits.of(capability, problem.processors)
+    loop = loop_of(problem, kind, option_names, batch)
+    cell, dtype, limits = loop.cell, loop.dtype, loop.limits
     time = plan.microseconds_of(cell, dtype, config, batch, limits)
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
-        asked = kind, option_names, cell, dtype, problem.spec.hidden_size, -(-batch // 8) * 8
-        every = plan.ranked(*asked, capability, problem.processors)
-        held = next((one for one in every if not one.stepwise), None)
+        held = next((tried for tried in plan.ranked(loop) if not tried.stepwise), None)
         why = "no kernel holds R"
         if held is not None:
             us = plan.microseconds_of(cell, dtype, held, batch, limits)
@@ -133,23 +128,21 @@ def _of_several(
         return []
     refused: list[str] = []
     if spec.wavefront == 1:
-        reason = several_layers.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
+        reason = stack_choice.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
         refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
     elif spec.bidirectional and spec.wavefront:
-        refused = [
-            _in_spite(problem, name, several_layers.wavefront_refusal(problem, steps, batch))
-        ]
+        refused = [_in_spite(problem, name, stack_choice.wavefront_refusal(problem, steps, batch))]
     if spec.bidirectional:
         loop_counts = both_at_once(problem, kind, option_names, steps, batch)
         if 2 not in loop_counts:
             return refused
-        some = " in some layers" if len(loop_counts) > 1 else ""
+        where = " in some layers" if len(loop_counts) > 1 else ""
         head = (
-            f"{name} of both directions at once{some}, unless products beside one loop gain more: "
+            f"{name} of both directions at once{where}, unless products beside one loop gain more: "
         )
         return [*_of_loops(problem, head, kind, option_names, 2), *refused]
-    measured = plan.measured_options(kind, option_names)
-    for way in several_layers.ways(problem, kind, measured, steps, batch, True):
+    measured_names = plan.measured_options(kind, option_names)
+    for way in stack_choice.ways(problem, kind, measured_names, steps, batch, True):
         if isinstance(way, Wavefront):
             return [*refused, *_of_wavefront(problem, name, kind, option_names, way)]
         # none: no kernel of it compiles, or the one that does is slower than the next way
@@ -157,12 +150,9 @@ def _of_several(
             return lines
     if spec.wavefront in (None, 0, 1):
         return refused
-    why = several_layers.wavefront_refusal(problem, steps, batch)
+    why = stack_choice.wavefront_refusal(problem, steps, batch)
     if why is None:
-        asked = kind, measured, traced(spec), problem.dtype_name
-        first, *_ = plan.ranked(
-            *asked, spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors
-        )
+        first, *_ = plan.ranked(loop_of(problem, kind, measured_names, batch))
         why = "its kernel takes the whole device, which holds two of no other"
         why = "each step is a GEMM and a launch" if first.stepwise else why
     return [_in_spite(problem, name, why)]
@@ -173,33 +163,33 @@ def _of_launch(
 ) -> list[str]:
     """A line for the launch of all layers, if a call takes it."""
     layers = problem.spec.num_layers
-    found = _compiled(problem, kind, option_names, 1, layers)
-    if found is None:
+    kernel = _compiled(problem, kind, option_names, 1, layers)
+    if kernel is None:
         return []
-    measured = plan.measured_options(kind, option_names)
-    launch = several_layers.stack_of(problem, kind, measured, steps, batch, True, found[1])
+    measured_names = plan.measured_options(kind, option_names)
+    launch = stack_choice.stack_of(problem, kind, measured_names, steps, batch, True, kernel[1])
     if launch is None:
         return []
     return [
         f"{name} of {layers} layers in one launch, each layer behind the one before: "
-        f"{_of_kernel(problem, kind, option_names, *found)}; "
+        f"{_of_kernel(problem, kind, option_names, *kernel)}; "
         f"{launch.us:,.0f} us by the model, else {launch.otherwise:,.0f}"
     ]
 
 
 def _of_wavefront(
-    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, found: Wavefront
+    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, way: Wavefront
 ) -> list[str]:
     """A line for a wavefront and, where several loops run at a time, one for their kernel."""
     layers, steps = problem.spec.num_layers, problem.steps or 0
-    several = f"{found.loops} of " if 1 < found.loops < layers else ""
+    several = f"{way.loops} of " if 1 < way.loops < layers else ""
     line = (
         f"{name} as a wavefront: {several}{layers} layers at the same time, each "
-        f"{-(-steps // found.chunks)} steps behind the one before; {found.us:,.0f} us by "
-        f"the model, layer by layer {found.in_turn:,.0f}"
+        f"{-(-steps // way.chunks)} steps behind the one before; {way.us:,.0f} us by "
+        f"the model, layer by layer {way.in_turn:,.0f}"
     )
     head = f"{name} of the wavefront: "
-    more = _of_loops(problem, head, kind, option_names, found.loops) if found.loops > 1 else []
+    more = _of_loops(problem, head, kind, option_names, way.loops) if way.loops > 1 else []
     return [line, *more]
 
 
@@ -218,48 +208,37 @@ def both_at_once(
     spec = problem.spec
     if problem.capability is None or (problem.grad and spec.recompute == "gates"):
         return set()
-    cell = traced(spec)
-    row = len(planes(cell)) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
+    row = len(planes(traced(spec))) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
     if not problem.reset_state and chunks.for_memory(steps, batch, row) > 1:
         return set()
-    loop = plan.LoopRequest(
-        kind, plan.measured_options(kind, option_names), cell, problem.dtype_name,
-        spec.hidden_size, -(-batch // 8) * 8, problem.capability, problem.processors,
-    )  # fmt: skip
+    loop = loop_of(problem, kind, plan.measured_options(kind, option_names), batch)
     twice = both_directions.fits_twice(loop)
-    products = _beside(problem, kind, steps, batch)
+    products = _side_products(replace(problem, steps=steps, batch=batch), kind)
     return {both_directions.loops_to_fit(loop, steps, twice, beside=beside) for beside in products}
 
 
-def _beside(problem: Problem, kind: str, steps: int, batch: int) -> set[overlap.SideProducts]:
-    """The products that may run beside both loops of each layer."""
+def _side_products(problem: Problem, kind: str) -> set[overlap.SideProducts]:
+    """The products that may run beside both loops of each layer, and of the first without dx."""
     spec = problem.spec
-    rows, itemsize = len(spec.gates) * spec.hidden_size, problem.dtype.itemsize
-
-    def time(columns: int) -> float:
-        return overlap.products_time(steps, batch, rows, columns, itemsize)
-
-    of = partial(overlap.side_products, time)
     inputs = [spec.layer_input(layer) for layer in range(spec.num_layers)]
-    above = [*(inner + spec.output_size for inner in inputs[1:]), 0]
-    # as `schedules` has it: no product of inputs is cut where reset states are given, and layer 0
-    # may have no input matrix
-    if problem.reset_state:
-        inputs = [0] * spec.num_layers
-    elif spec.input_mode != "linear":
-        inputs[0] = 0
-    if kind == "forward":
-        return {of(inner, 0) for inner in inputs}
-    return {of(0, above[0]), *map(of, inputs, above)}
+    above = [0] * spec.num_layers
+    if kind == "backward":
+        above = [*(columns + spec.output_size for columns in inputs[1:]), 0]
+    each = set(map(partial(both_directions.side_products, problem), count(), inputs, above))
+    if kind == "backward":
+        each.add(both_directions.side_products(problem, 0, 0, above[0]))
+    return each
 
 
 def _of_step(problem: Problem, kind: str) -> list[str]:
     """Lines of the kernels, "forward" or "backward", of a single step; none where loops run."""
     spec, batch, steps = problem.spec, problem.batch or 1, problem.steps or 0
-    asked = problem, steps, batch
-    if problem.capability is None or not single_step.takes(*asked, problem.reset_state):
+    reset_state = problem.reset_state
+    if problem.capability is None or not single_step.takes(problem, steps, batch, reset_state):
         return []
-    if kind == "backward" and not single_step.differentiates(*asked, True, problem.reset_state):
+    if kind == "backward" and not single_step.differentiates(
+        problem, steps, batch, True, reset_state
+    ):
         return []
     cell, dtype = traced(spec), problem.dtype_name
     arch, gates, hidden = nvrtc.arch_of(problem.capability), len(spec.gates), spec.hidden_size

@@ -20,7 +20,6 @@ from openrnn.memo import memo, resource
 from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
 from openrnn.tuning import measured, plan
-from openrnn.tuning.limits import Limits
 
 Config = TypeVar("Config", bound=KernelConfig)
 LoopConfig = ForwardConfig | BackwardConfig
@@ -125,10 +124,8 @@ def _compiling(
 
 
 def fitting(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int,
-    option_names: plan.OptionNames, capability: tuple[int, int], spin_limit: int = 0,
-    processors: int | None = None, loops: int = 1, layers: int = 1,
-) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:  # fmt: skip
+    loop: plan.LoopRequest, spin_limit: int = 0, loops: int = 1, layers: int = 1
+) -> Iterator[tuple[nvrtc.Binary, LoopConfig]]:
     """Compiled kernels, best first: those that spill at most what their kind may, then others.
 
     A measured configuration is tried as it is; the model's of the same shape follows it. Near the
@@ -136,18 +133,15 @@ def fitting(
     right, but slower. The one of a stepwise loop comes last, unless it is ranked first.
 
     Args:
-        kind: "forward" or "backward".
-        batch_tiles: tiles of 8 rows in the batch.
         loops: how many such loops the device is to hold at once.
         layers: that one launch runs.
     """
-    arch, shared = nvrtc.arch_of(capability), Limits.of(capability).shared
-    held = plan.compilable_configs(
-        kind, cell, dtype, hidden, batch_tiles, option_names, capability, processors, loops, layers
-    )
-    configs = list(islice(held, MAX_COMPILED))
-    # this drains `held`: of configurations past MAX_COMPILED only stepwise ones are kept
-    last = [one for one in (*configs[1:], *held) if one.stepwise]
+    cell, dtype = loop.cell, loop.dtype
+    arch, shared = nvrtc.arch_of(loop.capability), loop.limits.shared
+    compilable = plan.compilable_configs(loop, loops, layers)
+    configs = list(islice(compilable, MAX_COMPILED))
+    # this drains `compilable`: of those past MAX_COMPILED only stepwise ones are kept
+    last = [one for one in (*configs[1:], *compilable) if one.stepwise]
     configs = [one for one in configs if one not in last]
     spilling: list[LoopConfig] = []
     for config, after in zip_longest(configs, configs[1:]):
@@ -163,16 +157,10 @@ def fitting(
 
 
 def best(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int,
-    option_names: plan.OptionNames, capability: tuple[int, int], spin_limit: int = 0,
-    processors: int | None = None, loops: int = 1, layers: int = 1,
-) -> tuple[nvrtc.Binary, LoopConfig] | None:  # fmt: skip
+    loop: plan.LoopRequest, spin_limit: int = 0, loops: int = 1, layers: int = 1
+) -> tuple[nvrtc.Binary, LoopConfig] | None:
     """The first of `fitting`; None where no kernel fits."""
-    found = fitting(
-        kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
-        loops, layers,
-    )  # fmt: skip
-    return next(found, None)
+    return next(fitting(loop, spin_limit, loops, layers), None)
 
 
 @resource
@@ -188,26 +176,27 @@ def kernel(
     blocks and rows of a cluster); after three such shapes the first of them is taken.
 
     Args:
+        kind: "forward" or "backward".
+        batch_tiles: tiles of 8 rows in the batch.
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
         loops: of how many such loops at once the device is to hold the kernel.
         layers: that one launch runs.
     """
     about = torch.cuda.get_device_properties(device)
-    capability, processors = (about.major, about.minor), about.multi_processor_count
-    limits, batch = Limits.of(capability, processors), 8 * batch_tiles
+    processors = about.multi_processor_count
+    loop = plan.LoopRequest(
+        kind=kind, option_names=option_names, cell=cell, dtype=dtype, hidden=hidden,
+        batch=8 * batch_tiles, capability=(about.major, about.minor), processors=processors,
+    )  # fmt: skip
     slower: list[tuple[nvrtc.CudaKernel, LoopConfig]] = []
     skipped = set[tuple[int, int]]()
-    for made, config in fitting(
-        kind, cell, dtype, hidden, batch_tiles, option_names, capability, spin_limit, processors,
-        loops, layers,
-    ):  # fmt: skip
+    for made, config in fitting(loop, spin_limit, loops, layers):
         shared, cooperative = config.shared(cell, dtype), config.is_cooperative
         kernel = nvrtc.loaded(made, config.cluster, config.threads, shared, device, cooperative)
         if config.stepwise:
             if slower:  # a kernel that needs more rounds is better than a launch for each step
                 break
-            asked = kind, option_names, cell, dtype, hidden, batch, capability, processors
-            if not plan.ranked(*asked)[0].stepwise:
+            if not plan.ranked(loop)[0].stepwise:
                 warn_user(
                     f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the "
                     f"blocks of no planned {kind} kernel at once, so each step is a GEMM and a "
@@ -216,10 +205,10 @@ def kernel(
                 )
             return kernel, config
         resident = kernel.max_clusters
-        if not plan.holds(resident, config, batch, loops):
+        if not plan.holds(resident, config, loop.batch, loops):
             if loops == 1:  # not one copy of R, or of a stack, is resident
                 continue
-        elif plan.needs_more_rounds(resident, config, batch, limits):
+        elif plan.needs_more_rounds(resident, config, loop.batch, loop.limits):
             slower.append((kernel, config))
         else:
             return kernel, config

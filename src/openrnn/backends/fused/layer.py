@@ -11,6 +11,7 @@ from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
+from openrnn.codegen.tiles import tiles_of
 from openrnn.kernels.cuda.args import PermuteWeightsArgs, ReduceBiasGradientsArgs
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
@@ -58,13 +59,18 @@ def names_of(options: LoopOptions) -> tuple[str, ...]:
     return tuple(name for name, flag in zip(options._fields, options) if flag)
 
 
+def measured_names(options: LoopOptions) -> plan.OptionNames:
+    """Those that are set and by which schedules rank kernels."""
+    return plan.measured_options(options.kind, names_of(options))
+
+
 def spans(order: tuple[int, ...]) -> list[tuple[int, int]]:
     """An order as ranges [begin, end) of consecutive numbers: (2, 0, 1) as (2, 3), (0, 2)."""
-    found = []
+    ranges = []
     for _, group in groupby(enumerate(order), lambda pair: pair[1] - pair[0]):
         numbers = [number for _, number in group]
-        found.append((numbers[0], numbers[-1] + 1))
-    return found
+        ranges.append((numbers[0], numbers[-1] + 1))
+    return ranges
 
 
 def nibbles(order: tuple[int, ...]) -> int:
@@ -134,7 +140,7 @@ class LayerKernels:
 
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
-        return steps, (batch + 7) // 8, self.units // 8, 64 * self.saved
+        return steps, tiles_of(batch), self.units // 8, 64 * self.saved
 
     @cached_property
     def permute_weights(self) -> nvrtc.CudaKernel:
@@ -201,7 +207,7 @@ class LayerKernels:
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
         return kernels.kernel(
-            options.kind, self.cell, self.dtype_name, self.hidden, (batch + 7) // 8,
+            options.kind, self.cell, self.dtype_name, self.hidden, tiles_of(batch),
             names_of(options), self.device, self.spin_limit, loops, layers,
         )  # fmt: skip
 

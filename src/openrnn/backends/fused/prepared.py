@@ -7,6 +7,7 @@ from openrnn.backends.fused import kernels
 from openrnn.backends.fused.layer import LayerKernels, LoopOptions
 from openrnn.backends.fused.stepwise import StepwiseLoop
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
+from openrnn.codegen.tiles import tiles_of
 from openrnn.kernels.cuda.args import LOOPS
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
@@ -54,7 +55,7 @@ class PreparedLoop:
         size, row = layer.dtype.itemsize, layer.spec.directions * layer.hidden
         shared = {
             "batch": batch, "hidden": layer.hidden, "layers": layers, "reverse": layer.direction,
-            "saved_step_bytes": way * layer.saved_bytes * ((batch + 7) // 8),
+            "saved_step_bytes": way * layer.saved_bytes * tiles_of(batch),
             "reset_step_bytes": way * batch,
             "first_row": 0, "delay": 0, "streamed": 0,  # `kernels.launch` sets those of a grid
             "step": 0, "products": 0, "carried": 0,  # and these `StepwiseLoop`

@@ -1,5 +1,6 @@
 """What a schedule depends on: a key of the caches of `schedules`."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from openrnn.backends.base import Call
@@ -39,6 +40,13 @@ class ScheduleKey(NamedTuple):
     def mask_names(self) -> tuple[str, ...]:
         """The names of the masks that the loops read."""
         return ("lengths",) * self.problem.lengths + ("reset",) * self.problem.reset
+
+    @property
+    def call_problem(self) -> Problem:
+        """The problem as `explain` is given it, with what the call passes."""
+        return replace(
+            self.problem, steps=self.steps, batch=self.batch, reset_state=self.reset_states
+        )
 
     @property
     def recompute(self) -> bool:

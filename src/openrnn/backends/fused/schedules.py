@@ -3,22 +3,15 @@
 Chunks bound the memory of a long call, or let products of one chunk run beside the loop of another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-
-import torch
+from typing import NamedTuple
 
 from openrnn import schedule
 from openrnn.backends.base import Needs
 from openrnn.backends.fused import kernels, prepared
-from openrnn.backends.fused.layer import (
-    BackwardOptions,
-    ForwardOptions,
-    LayerKernels,
-    LoopOptions,
-    names_of,
-)
+from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels, LoopOptions
+from openrnn.backends.fused.loop_request import loop_of_layer
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.stack_chunks import Chunkings, fills_of, layers_at_once
 from openrnn.memo import memo
@@ -26,6 +19,66 @@ from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunking, Schedule
 from openrnn.spec import Spec
 from openrnn.tuning import both_directions, chunks, overlap, plan, single_step
+
+
+class LayerLoop(NamedTuple):
+    """A loop of one layer and direction."""
+
+    layer_kernels: LayerKernels
+    options: LoopOptions
+    batch: int
+
+    @property
+    def request(self) -> plan.LoopRequest:
+        """The loop on its layer's device, as its kernels are ranked."""
+        return loop_of_layer(self.layer_kernels, self.options, self.batch)
+
+    def prepare(self, loops: int = 1) -> prepared.PreparedLoop:
+        """The loop in the kernel that is ranked for so many at once."""
+        return prepared.loop_for(self.layer_kernels, self.batch, self.options, loops)
+
+    def products_us(self, steps: int, columns: int) -> float:
+        """Microseconds of the products of all steps with matrices of so many columns in all."""
+        layer = self.layer_kernels
+        rows, itemsize = layer.gates * layer.hidden, layer.dtype.itemsize
+        return overlap.products_time(steps, self.batch, rows, columns, itemsize)
+
+    def driver_fits_twice(self, loops: int) -> bool:
+        """Whether the driver says that the device holds two of the kernel ranked for `loops`."""
+        kernel, config = self.layer_kernels.kernel(self.batch, self.options, loops)
+        return not config.reads_r and plan.holds(kernel.max_clusters, config, self.batch, 2)
+
+
+class BothLoops(NamedTuple):
+    """The loops of both directions of a layer, and the products that may run beside them.
+
+    Attributes:
+        key: of the schedule; layer: its number.
+        options: of the loops.
+        columns: of all matrices, of G*H rows each, that one direction multiplies with all steps.
+        input_columns: of those whose products may run beside both loops: forward's, and dx's.
+        columns_above: of the weights of the layer above, whose gradients are wanted.
+    """
+
+    key: ScheduleKey
+    layer: int
+    options: LoopOptions
+    columns: int
+    input_columns: int
+    columns_above: int = 0
+
+    @property
+    def loop(self) -> LayerLoop:
+        """That of the forward direction: both have the same kernel."""
+        return LayerLoop(self.key.layer(self.layer, 0), self.options, self.key.batch)
+
+    @property
+    def side_products(self) -> overlap.SideProducts:
+        """The products that run beside both loops, where that pays."""
+        products = both_directions.side_products(
+            self.key.call_problem, self.layer, self.input_columns, self.columns_above
+        )
+        return products if any(products) and has_launch_events() else overlap.NO_SIDE_PRODUCTS
 
 
 @memo(4096)
@@ -36,19 +89,17 @@ def forward(key: ScheduleKey) -> Schedule:
         return schedule.forward(_one_step(key.spec), problem.drops)
     save = problem.grad and not key.recompute
     options = ForwardOptions(problem.lengths, problem.reset, key.all_states, key.reset_states, save)
-    option_names = plan.measured_options("forward", names_of(options))
 
-    def chunking(layer: int, direction: int) -> Chunking:
-        here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        loop = prepared.loop_for(here, key.batch, options, 1)
-        return _cut(key, here, option_names, inner, [loop])
+    def in_turn(layer: int, direction: int) -> Chunking:
+        loop = LayerLoop(key.layer(layer, direction), options, key.batch)
+        return _cut(key, loop, key.spec.layer_input(layer))
 
-    found = layers_at_once(key, options, option_names, False)
-    if found is None:
-        cut = _of_all(key.spec, chunking)
+    chunkings = layers_at_once(key, options, False)
+    if chunkings is None:
         inputs = key.spec.layer_input
-        found = _with_both_directions(key, cut, options, option_names, inputs, inputs, False)
-    return schedule.forward(found, problem.drops)
+        pairs = _both_loops(key, options, inputs, inputs)
+        chunkings = _with_both_directions(pairs, _of_all(key.spec, in_turn), False)
+    return schedule.forward(chunkings, problem.drops)
 
 
 @memo(4096)
@@ -61,49 +112,47 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         return single, schedule.backward(single, problem.drops)
     masks = problem.lengths, problem.reset
     options = BackwardOptions(*masks, key.all_states, any(needs.reset_states))
-    recompute = ForwardOptions(*masks, False, key.reset_states, True)
+    again = ForwardOptions(*masks, False, key.reset_states, True) if key.recompute else None
 
     def inputs(layer: int) -> int:
         return key.spec.layer_input(layer) if layer > 0 or needs.x else 0
 
     def columns(layer: int, direction: int = 0) -> int:
-        here, inner = key.layer(layer, direction), key.spec.layer_input(layer)
-        w_ih, w_hh, *_ = here.param_indices
-        wanted = (
-            (inputs(layer), True),
-            (inner, w_ih is not None and needs.params[w_ih]),
-            (here.hidden, w_hh is not None and needs.params[w_hh]),
-        )
-        return sum(size for size, want in wanted if want)
+        layer_kernels = key.layer(layer, direction)
+        w_ih, w_hh, *_ = layer_kernels.param_indices
+        of_w_ih = w_ih is not None and needs.params[w_ih]
+        of_w_hh = w_hh is not None and needs.params[w_hh]
+        weights = of_w_ih * key.spec.layer_input(layer) + of_w_hh * layer_kernels.hidden
+        return inputs(layer) + weights
 
-    def chunking(layer: int, direction: int) -> Chunking:
-        here = key.layer(layer, direction)
-        loops = [prepared.loop_for(here, key.batch, options, 1)]
-        if key.recompute:
-            loops.append(prepared.loop_for(here, key.batch, recompute, 1))
-        return _cut(key, here, key.mask_names, columns(layer, direction), loops)
+    def in_turn(layer: int, direction: int) -> Chunking:
+        loop = LayerLoop(key.layer(layer, direction), options, key.batch)
+        return _cut(key, loop, columns(layer, direction), again)
 
     wanted = any(needs.params)
-    found = layers_at_once(key, options, key.mask_names, wanted)
-    if found is None:
-        cut = _of_all(key.spec, chunking)
-        found = _with_both_directions(key, cut, options, key.mask_names, columns, inputs, wanted)
-    found = _forked(key, found)
-    return found, schedule.backward(found, problem.drops, key.recompute)
+    chunkings = layers_at_once(key, options, wanted)
+    if chunkings is None:
+        pairs = _both_loops(key, options, columns, inputs)
+        chunkings = _with_both_directions(pairs, _of_all(key.spec, in_turn), wanted)
+    chunkings = _forked(key, chunkings)
+    return chunkings, schedule.backward(chunkings, problem.drops, key.recompute)
 
 
-def _forked(key: ScheduleKey, found: Chunkings) -> Chunkings:
+def _forked(key: ScheduleKey, chunkings: Chunkings) -> Chunkings:
     """Chunkings whose small products after loops run side by side, if the key asks for that."""
-    if not key.forks or found[0][0].mode == "wavefront":
-        return found
+    mode = chunkings[0][0].mode
+    if not key.forks or mode == "wavefront":
+        return chunkings
     spec = key.spec
     rows = len(spec.gates) * spec.hidden_size
-    if found[0][0].mode == "one_launch":  # one call multiplies all layers but one
+    if mode == "one_launch":  # one call multiplies all layers but one
         rows *= spec.num_layers - 1
     columns = max(spec.layer_input(0), spec.layer_input(spec.num_layers - 1), spec.hidden_size)
     if not overlap.forks(key.steps, key.batch, rows, columns):
-        return found
-    return tuple(tuple(replace(one, forks=True) for one in directions) for directions in found)
+        return chunkings
+    return tuple(
+        tuple(replace(chunking, forks=True) for chunking in of_layer) for of_layer in chunkings
+    )
 
 
 def _one_step(spec: Spec) -> Chunkings:
@@ -117,150 +166,125 @@ def _of_all(spec: Spec, chunking: Callable[[int, int], Chunking]) -> Chunkings:
     )
 
 
-def _with_both_directions(
-    key: ScheduleKey, found: Chunkings, options: LoopOptions, option_names: plan.OptionNames,
-    columns: Callable[[int], int], inputs: Callable[[int], int], wanted: bool,
-) -> Chunkings:  # fmt: skip
+def _both_loops(
+    key: ScheduleKey, options: LoopOptions, columns: Callable[[int], int],
+    inputs: Callable[[int], int],
+) -> list[BothLoops]:  # fmt: skip
+    """Those of each layer; [] where no two loops run at once.
+
+    Args:
+        options: of the loops.
+        columns, inputs: of a layer, see `BothLoops`.
+    """
+    if not key.spec.bidirectional or key.recompute:
+        return []
+    layers = range(key.spec.num_layers)
+    # dx of each layer but the first is wanted: the rest of its columns are weights
+    of_weights = [columns(layer) - key.spec.layer_input(layer) for layer in layers[1:]]
+    return [
+        BothLoops(key, layer, options, columns(layer), inputs(layer), above)
+        for layer, above in zip(layers, (*of_weights, 0))
+    ]
+
+
+def _with_both_directions(pairs: list[BothLoops], in_turn: Chunkings, wanted: bool) -> Chunkings:
     """Chunkings in which both directions of a layer run at once where that is quicker.
 
     Args:
-        options, option_names: of the loops.
-        columns: of a layer's matrices, see `edges`.
-        inputs: columns of those of the products that run beside both loops: forward's and dx.
+        pairs: of each layer; [] where no two loops run at once.
+        in_turn: the chunks of loops one after the other.
         wanted: gradients of weights are.
     """
-    if not key.spec.bidirectional or key.recompute:
-        return found
-
-    def columns_above(layer: int) -> int:
-        """The columns of the weights of the layer above, whose gradients are wanted."""
-        last = layer == key.spec.num_layers - 1
-        return 0 if last or not wanted else columns(layer + 1) - key.spec.layer_input(layer + 1)
-
-    def chunkings_of(layer: int) -> tuple[Chunking, ...]:
-        inner, above = inputs(layer), columns_above(layer)
-        loops = choose_both_directions(
-            key, layer, found[layer], options, option_names, columns(layer), inner, above
-        )
-        if loops == both_directions.IN_TURN:
-            return found[layer]
-        loop = prepared.loop_for(key.layer(layer, 0), key.batch, options, loops)
-        fills = fills_of(options.kind, loop)
-        cuts = edges_of_both(key, layer, options, option_names, inner, above, loops)
-        overlaps = wanted and idle(key, layer, options, option_names, loops) > 0
-        one = Chunking(
-            tuple(cuts or (0, key.steps)), mode="both_directions", overlap=overlaps or bool(cuts),
-            loops=loops, fills=fills,
-        )  # fmt: skip
-        mirrored = tuple(key.steps - cut for cut in reversed(one.edges))
-        return one, replace(one, edges=mirrored, reverse=True)
-
-    return tuple(chunkings_of(layer) for layer in range(key.spec.num_layers))
+    if not pairs:
+        return in_turn
+    return tuple(
+        _at_once(pair, chunkings, wanted) for pair, chunkings in zip(pairs, in_turn, strict=True)
+    )
 
 
-def choose_both_directions(
-    key: ScheduleKey, layer: int, chunkings: tuple[Chunking, ...], options: LoopOptions,
-    option_names: plan.OptionNames, columns: int, inner: int, above: int = 0,
-) -> int:  # fmt: skip
+def _at_once(pair: BothLoops, in_turn: tuple[Chunking, ...], wanted: bool) -> tuple[Chunking, ...]:
+    """The same for one layer."""
+    loops = choose_both_directions(pair, in_turn)
+    if loops == both_directions.IN_TURN:
+        return in_turn
+    fills = fills_of(pair.options.kind, pair.loop.prepare(loops))
+    steps, inner_edges = pair.key.steps, edges_of_both(pair, loops)
+    overlaps = wanted and idle(pair, loops) > 0
+    first = Chunking(
+        tuple(inner_edges or (0, steps)), mode="both_directions",
+        overlap=overlaps or bool(inner_edges), loops=loops, fills=fills,
+    )  # fmt: skip
+    mirrored = tuple(steps - edge for edge in reversed(first.edges))
+    return first, replace(first, edges=mirrored, reverse=True)
+
+
+def choose_both_directions(pair: BothLoops, in_turn: tuple[Chunking, ...]) -> int:
     """For how many loops at once the kernel of both directions is ranked; `IN_TURN`: one by one.
 
     They run at once where the device holds the blocks of both and no memory bounds their chunks,
     unless products that would run beside loops in turn take as long as what is gained.
 
     Args:
-        columns: of the layer's matrices.
-        inner: columns of those whose products run beside both loops.
-        above: columns of the weights of the layer above.
+        in_turn: the chunks of both loops one after the other.
 
     Returns:
         as `both_directions.loops_to_fit`.
     """
-    if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in chunkings):
+    if any(len(chunking.chunks) > 1 and not chunking.overlap for chunking in in_turn):
         return both_directions.IN_TURN
-    one = key.layer(layer, 0)
-    loop = _request(one, options.kind, option_names, key.batch)
-    products = _products_beside_loops(key, layer, inner, above)
+    loop, steps = pair.loop, pair.key.steps
+    request, products = loop.request, pair.side_products
     try:
-        twice = _driver_fits_twice(one, key.batch, options, 1)
-        if one.kernel(key.batch, options)[1].is_cooperative:
+        twice = loop.driver_fits_twice(1)
+        if loop.layer_kernels.kernel(loop.batch, loop.options)[1].is_cooperative:
             # the blocks of two grids that share multiprocessors were not measured
-            twice = twice and both_directions.fits_twice(loop)
-        loops = both_directions.loops_to_fit(loop, key.steps, twice, beside=products)
-        if loops != both_directions.IN_TURN and chunkings[0].overlap:
-            step = _loop_step(one, options.kind, option_names, (key.batch + 7) // 8)
-            whole = _products_time(key, one, columns)
+            twice = twice and both_directions.fits_twice(request)
+        loops = both_directions.loops_to_fit(request, steps, twice, beside=products)
+        if loops != both_directions.IN_TURN and in_turn[0].overlap:
+            step = _loop_step(loop)
             lost = 2 * overlap.saved(
-                chunkings[0].edges, whole, key.steps * step.us, step.slowdown, step.costs
-            )
-            back = layer > 0 and options.kind == "backward"
-            if back and idle(key, layer, options, option_names, loops):
+                in_turn[0].edges, loop.products_us(steps, pair.columns), steps * step.us,
+                step.slowdown, step.costs,
+            )  # fmt: skip
+            back = pair.layer > 0 and pair.options.kind == "backward"
+            if back and idle(pair, loops):
                 # its own weights' products run beside the loops of the layer below
-                lost -= 2 * _products_time(key, one, columns - key.spec.layer_input(layer))
+                of_weights = pair.columns - pair.key.spec.layer_input(pair.layer)
+                lost -= 2 * loop.products_us(steps, of_weights)
             # asked again: what is lost depends on the kernel that the first answer chooses
-            loops = both_directions.loops_to_fit(loop, key.steps, twice, lost, products)
-        fits = loops < 2 or _driver_fits_twice(one, key.batch, options, 2)
+            loops = both_directions.loops_to_fit(request, steps, twice, lost, products)
+        fits = loops < 2 or loop.driver_fits_twice(2)
         return loops if fits else both_directions.IN_TURN
     except kernels.NoKernelError:
         return both_directions.IN_TURN
 
 
-def idle(
-    key: ScheduleKey, layer: int, options: LoopOptions, option_names: plan.OptionNames, loops: int
-) -> float:
+def idle(pair: BothLoops, loops: int) -> float:
     """The share of multiprocessors that two loops at once leave for products; 0 for little."""
-    if not has_launch_events():
-        return 0.0
-    return both_directions.idle(
-        _request(key.layer(layer, 0), options.kind, option_names, key.batch), loops
-    )
+    return both_directions.idle(pair.loop.request, loops) if has_launch_events() else 0.0
 
 
-def edges_of_both(
-    key: ScheduleKey, layer: int, options: LoopOptions, option_names: plan.OptionNames, inner: int,
-    above: int, loops: int,
-) -> list[int]:  # fmt: skip
+def edges_of_both(pair: BothLoops, loops: int) -> list[int]:
     """Where chunks of the forward direction begin and end, of two loops at once; [] for one."""
-    products = _products_beside_loops(key, layer, inner, above)
+    products = pair.side_products
     if not products.own_us:
         return []
-    loop = _request(key.layer(layer, 0), options.kind, option_names, key.batch)
-    return both_directions.edges(loop, key.steps, products, loops)
-
-
-def _products_beside_loops(
-    key: ScheduleKey, layer: int, inner: int, above: int
-) -> overlap.SideProducts:
-    """The products that run beside both loops of a layer, where that pays."""
-    one = key.layer(layer, 0)
-    inner = 0 if key.reset_states or one.no_input_matrix else inner
-    found = overlap.side_products(partial(_products_time, key, one), inner, above)
-    return found if any(found) and has_launch_events() else overlap.NO_SIDE_PRODUCTS
-
-
-def _products_time(key: ScheduleKey, layer: LayerKernels, columns: int) -> float:
-    rows, size = layer.gates * layer.hidden, layer.dtype.itemsize
-    return overlap.products_time(key.steps, key.batch, rows, columns, size)
-
-
-def _driver_fits_twice(layer: LayerKernels, batch: int, options: LoopOptions, loops: int) -> bool:
-    """Whether the driver says that the device holds two loops of the kernel ranked for `loops`."""
-    kernel, config = layer.kernel(batch, options, loops)
-    return not config.reads_r and plan.holds(kernel.max_clusters, config, batch, 2)
+    return both_directions.edges(pair.loop.request, pair.key.steps, products, loops)
 
 
 def _cut(
-    key: ScheduleKey, layer: LayerKernels, option_names: plan.OptionNames, columns: int,
-    loops: Sequence[prepared.PreparedLoop],
-) -> Chunking:  # fmt: skip
+    key: ScheduleKey, loop: LayerLoop, columns: int, again: ForwardOptions | None = None
+) -> Chunking:
     """The chunks of one layer and direction.
 
     Args:
-        option_names: of the loop.
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
-        loops: the loop and, with recompute, forward's that runs again.
+        again: of forward's loop where backward runs it once more.
     """
-    kind = loops[0].config.kind
-    fills = frozenset[str]().union(*map(fills_of, (kind, "recompute"), loops))
+    layer, prepared_loop = loop.layer_kernels, loop.prepare()
+    fills = fills_of(loop.options.kind, prepared_loop)
+    if again is not None:
+        fills |= fills_of("recompute", loop._replace(options=again).prepare())
     steps, reverse = key.steps, bool(layer.direction)
     row = layer.width * key.problem.dtype.itemsize  # bytes of the gate gradients of a step and row
     if key.reset_states:
@@ -269,55 +293,37 @@ def _cut(
         number = chunks.for_recompute(steps, key.batch, row)
     else:
         number = chunks.for_memory(steps, key.batch, row)
-    stays = key.recompute or key.reset_states or layer.no_input_matrix or loops[0].config.reads_r
-    cuts: list[int] = []
-    if number == 1 and not stays:
-        cuts = edges(layer, kind, option_names, steps, key.batch, columns)
-    if not cuts:
+    stays = key.recompute or key.reset_states or layer.no_input_matrix
+    beside: list[int] = []
+    if number == 1 and not stays and not prepared_loop.config.reads_r:
+        beside = edges(loop, steps, columns)
+    if not beside:
         return Chunking(chunks.even(number, steps), reverse, fills=fills)
     if reverse:  # the loop runs from the last step to the first
-        cuts = [steps - cut for cut in reversed(cuts)]
-    return Chunking(tuple(cuts), reverse, overlap=True, fills=fills)
+        beside = [steps - edge for edge in reversed(beside)]
+    return Chunking(tuple(beside), reverse, overlap=True, fills=fills)
 
 
-def edges(
-    layer: LayerKernels, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
-    columns: int,
-) -> list[int]:  # fmt: skip
+def edges(loop: LayerLoop, steps: int, columns: int) -> list[int]:
     """The edges of chunks whose products run beside the loop of another; [] if one is as quick.
 
     Args:
-        kind, option_names: of the loop.
         columns: of all matrices, of G*H rows each, that are multiplied with all steps.
     """
-    rows, size = layer.gates * layer.hidden, layer.dtype.itemsize
-    products = overlap.products_time(steps, batch, rows, columns, size)
+    products = loop.products_us(steps, columns)
     if not overlap.pays(products):
         return []
-    loop = _loop_step(layer, kind, option_names, (batch + 7) // 8)
+    step = _loop_step(loop)
     return overlap.best_edges(
-        steps, products, steps * loop.us, loop.idle, loop.slowdown, loop.costs
+        steps, products, steps * step.us, step.idle, step.slowdown, step.costs
     )
 
 
 @memo(4096)
-def _loop_step(
-    layer: LayerKernels, kind: str, option_names: plan.OptionNames, tiles: int
-) -> overlap.LoopStep:
-    """A step of the loop on the layer's device, for so many tiles of 8 rows.
+def _loop_step(loop: LayerLoop) -> overlap.LoopStep:
+    """A step of the loop on the layer's device.
 
     No multiprocessor counts as idle where the driver has no launch completion events.
     """
-    step = overlap.loop_step(_request(layer, kind, option_names, 8 * tiles))
+    step = overlap.loop_step(loop.request)
     return step if has_launch_events() else step._replace(idle=0.0)
-
-
-def _request(
-    layer: LayerKernels, kind: str, option_names: plan.OptionNames, batch: int
-) -> plan.LoopRequest:
-    """A loop of the layer on its device."""
-    about = torch.cuda.get_device_properties(layer.device)
-    return plan.LoopRequest(
-        kind, option_names, layer.cell, layer.dtype_name, layer.hidden, -(-batch // 8) * 8,
-        (about.major, about.minor), about.multi_processor_count,
-    )  # fmt: skip

@@ -1,17 +1,20 @@
-"""The chunks of a stack whose layers run at the same time: in one launch, or as a wavefront."""
+"""The chunks of a stack whose layers run at the same time: in one launch, or as a wavefront.
+
+`stack_choice.py` says which of these is tried; the kernel that the device loads decides.
+"""
 
 from dataclasses import replace
 
 import torch
 
-from openrnn.backends.fused import kernels, prepared, several_layers
-from openrnn.backends.fused.layer import LoopOptions
+from openrnn.backends.fused import kernels, prepared, stack_choice
+from openrnn.backends.fused.layer import LoopOptions, measured_names
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunking
 from openrnn.spec import Problem
 from openrnn.tuning import chunks, plan
-from openrnn.tuning.stack import StackPlan
+from openrnn.tuning.one_launch import StackPlan
 from openrnn.tuning.wavefront import Wavefront
 
 Chunkings = tuple[tuple[Chunking, ...], ...]  # of each layer, of each direction
@@ -31,33 +34,29 @@ def _with_device(key: ScheduleKey) -> Problem:
     )  # fmt: skip
 
 
-def layers_at_once(
-    key: ScheduleKey, options: LoopOptions, option_names: plan.OptionNames, wanted: bool
-) -> Chunkings | None:
+def layers_at_once(key: ScheduleKey, options: LoopOptions, wanted: bool) -> Chunkings | None:
     """The chunks of a stack whose layers run at the same time; None: one after the other.
 
     Args:
-        options, option_names: of the loops.
+        options: of the loops.
         wanted: gradients of weights are.
     """
     if key.spec.num_layers == 1:
         return None
-    problem = _with_device(key)
-    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
-    for way in several_layers.ways(*asked):
+    problem, option_names = _with_device(key), measured_names(options)
+    for way in stack_choice.ways(problem, options.kind, option_names, key.steps, key.batch, wanted):
         if isinstance(way, StackPlan):
-            found = in_one_launch(key, problem, options, option_names, wanted)
+            chunkings = in_one_launch(key, problem, options, wanted)
         else:
-            found = in_wavefront(key, options, way, wanted)
-        if found is not None:
-            return found
+            chunkings = in_wavefront(key, options, way, wanted)
+        if chunkings is not None:
+            return chunkings
     return None
 
 
 def in_one_launch(
-    key: ScheduleKey, problem: Problem, options: LoopOptions, option_names: plan.OptionNames,
-    wanted: bool,
-) -> Chunkings | None:  # fmt: skip
+    key: ScheduleKey, problem: Problem, options: LoopOptions, wanted: bool
+) -> Chunkings | None:
     """All steps of each layer, in the kernel that is loaded; None where there is none to take.
 
     Args:
@@ -68,31 +67,34 @@ def in_one_launch(
         loop = prepared.loop_for(key.layer(0, 0), key.batch, options, 1, layers)
     except kernels.NoKernelError:
         return None
-    asked = problem, options.kind, option_names, key.steps, key.batch, wanted
-    if several_layers.stack_of(*asked, loop.config) is None:
+    launch = stack_choice.stack_of(
+        problem, options.kind, measured_names(options), key.steps, key.batch, wanted, loop.config
+    )
+    if launch is None:
         return None
     return ((Chunking((0, key.steps), mode="one_launch"),),) * layers
 
 
 def in_wavefront(
-    key: ScheduleKey, options: LoopOptions, found: Wavefront, wanted: bool
+    key: ScheduleKey, options: LoopOptions, way: Wavefront, wanted: bool
 ) -> Chunkings | None:
     """The chunks of a wavefront; None where the device loads no kernel for it.
 
-    Args: see `layers_at_once`.
+    Args:
+        way: the wavefront by the model; the others: see `layers_at_once`.
     """
     try:
-        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, found.loops)
+        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, way.loops)
     except kernels.NoKernelError:
         return None
     # the kernel that was loaded may be another than the first of the ranking
     resident = loop.kernel.max_clusters
-    several = found.loops > 1 and plan.holds(resident, loop.config, key.batch, found.loops)
+    several = way.loops > 1 and plan.holds(resident, loop.config, key.batch, way.loops)
     if (loop.polls and not several) or loop.config.reads_r:
         return None
-    cut = Chunking(
-        chunks.even(found.chunks, key.steps),
-        overlap=wanted and found.loops == 1 and has_launch_events(),
-        mode="wavefront", loops=found.loops, fills=fills_of(options.kind, loop),
+    chunking = Chunking(
+        chunks.even(way.chunks, key.steps),
+        overlap=wanted and way.loops == 1 and has_launch_events(),
+        mode="wavefront", loops=way.loops, fills=fills_of(options.kind, loop),
     )  # fmt: skip
-    return ((cut,),) * key.spec.num_layers
+    return ((chunking,),) * key.spec.num_layers

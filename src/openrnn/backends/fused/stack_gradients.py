@@ -20,7 +20,7 @@ from openrnn.backends.fused.weight_gradients import (
     add_w_ih,
 )
 from openrnn.schedule import Chunk
-from openrnn.tuning import stack
+from openrnn.tuning import one_launch
 
 
 def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: Chunk) -> None:
@@ -37,7 +37,7 @@ def weights_of_stack(runner: PassRunner, each: Sequence[LayerGradients], chunk: 
     all_wanted = len(w_ih) == len(w_hh) == len(upper)
     layer = each[0].layer
     no_copies = layer.unpadded and runner.reset is None
-    if all_wanted and stack.multiplies_together(len(each), layer.dtype.itemsize, no_copies):
+    if all_wanted and one_launch.multiplies_together(len(each), layer.dtype.itemsize, no_copies):
         all_w_ih, all_w_hh = (_of_all(some) for some in (w_ih, w_hh))
         _add_all_w_ih(upper, all_w_ih)
         _add_all_w_hh(runner, lower, all_w_hh)

@@ -7,9 +7,9 @@ lies in memory.
 import torch
 from torch import Tensor
 
-from openrnn.backends.base import traced
 from openrnn.backends.fused import products
 from openrnn.backends.fused.layer import LayerKernels
+from openrnn.backends.fused.loop_request import loop_of
 from openrnn.codegen.config import (
     BackwardConfig,
     ForwardConfig,
@@ -28,15 +28,12 @@ def first_configs(problem: Problem) -> list[ForwardConfig | BackwardConfig]:
 
     By values alone: nothing is compiled. [] where the device is not known.
     """
-    spec, capability = problem.spec, problem.capability
-    if capability is None:
+    if problem.capability is None:
         return []
-    cell, dtype = traced(spec), problem.dtype_name
     masks = problem.lengths, problem.reset, problem.return_states
-    shared = cell, dtype, spec.hidden_size, 1
     return [
-        next(plan.compilable_configs(kind, *shared, names, capability, problem.processors))
-        for kind, names in plan.kinds(spec, problem.grad, *masks)
+        next(plan.compilable_configs(loop_of(problem, kind, option_names, 1)))
+        for kind, option_names in plan.kinds(problem.spec, problem.grad, *masks)
     ]
 
 

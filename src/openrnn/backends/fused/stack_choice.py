@@ -1,6 +1,7 @@
 """Which stacks run as a wavefront, and which in one launch, by values alone.
 
-See `tuning/wavefront.py` for the cut, `tuning/stack.py` for the launch.
+See `tuning/wavefront.py` for the cut, `tuning/one_launch.py` for the launch. `stack_chunks.py`
+makes chunks of what is chosen here, if the device loads a kernel for it.
 """
 
 from collections.abc import Iterator
@@ -9,8 +10,8 @@ from openrnn.backends.base import traced
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.cuda import planes
 from openrnn.spec import Problem
-from openrnn.tuning import chunks, plan, stack, wavefront
-from openrnn.tuning.layers import Stack
+from openrnn.tuning import chunks, one_launch, plan, wavefront
+from openrnn.tuning.stack_times import Stack
 
 
 def wavefront_refusal(problem: Problem, steps: int, batch: int) -> str | None:
@@ -57,7 +58,7 @@ def stack_refusal(problem: Problem, steps: int, batch: int) -> str | None:
 def ways(
     problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
     wanted: bool,
-) -> Iterator[stack.StackPlan | wavefront.Wavefront]:  # fmt: skip
+) -> Iterator[one_launch.StackPlan | wavefront.Wavefront]:  # fmt: skip
     """How layers of a stack may run at the same time, in the order in which this is tried.
 
     Where the device has no kernel for one way, the next one follows; after the last one layers run
@@ -68,26 +69,26 @@ def ways(
     launch = stack_of(problem, kind, option_names, steps, batch, wanted)
     if launch is not None:
         yield launch
-    cut = wavefront_of(problem, kind, option_names, steps, batch, wanted)
-    if cut is not None:
-        yield cut
+    chunked = wavefront_of(problem, kind, option_names, steps, batch, wanted)
+    if chunked is not None:
+        yield chunked
 
 
 def stack_of(
     problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int,
     wanted: bool, loaded: KernelConfig | None = None,
-) -> stack.StackPlan | None:  # fmt: skip
+) -> one_launch.StackPlan | None:  # fmt: skip
     """The launch that runs all layers of a problem whose device is known; None: no such launch.
 
-    Args: see `wavefront_of`, and `stack.best` for `loaded`.
+    Args: see `wavefront_of`, and `one_launch.best` for `loaded`.
     """
     if stack_refusal(problem, steps, batch) is not None or not steps:
         return None
-    asked = _asked(problem, kind, option_names, wanted)
-    if asked is None:
+    stack = _stack(problem, kind, option_names, wanted)
+    if stack is None:
         return None
     in_chunks = wavefront_refusal(problem, steps, batch) is None
-    return stack.best(asked, steps, batch, problem.spec.wavefront, in_chunks, loaded)
+    return one_launch.best(stack, steps, batch, problem.spec.wavefront, in_chunks, loaded)
 
 
 def wavefront_of(
@@ -106,21 +107,21 @@ def wavefront_of(
         or wavefront_refusal(problem, steps, batch) is not None
     ):
         return None
-    asked = _asked(problem, kind, option_names, wanted)
+    stack = _stack(problem, kind, option_names, wanted)
     # 1 asks for one launch: where there is none the model chooses
     chunk = None if problem.spec.wavefront == 1 else problem.spec.wavefront
-    return None if asked is None else wavefront.best(asked, steps, batch, chunk)
+    return None if stack is None else wavefront.best(stack, steps, batch, chunk)
 
 
-def _asked(
+def _stack(
     problem: Problem, kind: str, option_names: plan.OptionNames, wanted: bool
 ) -> Stack | None:
     spec = problem.spec
     if problem.capability is None:
         return None
     return Stack(
-        kind, option_names, traced(spec), problem.dtype_name, spec.hidden_size,
-        spec.num_layers, spec.hidden_size,
-        2 * spec.hidden_size if kind == "backward" and wanted else 0,
-        problem.capability, problem.processors,
+        kind=kind, option_names=option_names, cell=traced(spec), dtype=problem.dtype_name,
+        hidden=spec.hidden_size, layers=spec.num_layers, columns=spec.hidden_size,
+        after=2 * spec.hidden_size if kind == "backward" and wanted else 0,
+        capability=problem.capability, processors=problem.processors,
     )  # fmt: skip

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from openrnn.codegen.config import SIZES, KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
 from openrnn.memo import memo
-from openrnn.tuning import measured, plan, wavefront
-from openrnn.tuning.layers import Stack
+from openrnn.tuning import measured, plan
 from openrnn.tuning.limits import Limits
+from openrnn.tuning.stack_times import Stack
+from openrnn.tuning.wavefront import best as best_wavefront
 
 # us to launch and to load R; of backward with multicast; and a factor on all of a launch with
 # multicast, as five of them took 0.85 to 1.00 of the modelled time on an H200
@@ -83,7 +84,7 @@ def _launch_us(stack: Stack, steps: int, batch: int, config: KernelConfig) -> fl
 
 def _other_us(stack: Stack, steps: int, batch: int, in_chunks: bool) -> float:
     """See `StackPlan.otherwise`."""
-    other = wavefront.best(stack, steps, batch, None) if in_chunks else None
+    other = best_wavefront(stack, steps, batch, None) if in_chunks else None
     if other is not None:
         factor = 1.0
         if stack.kind == "backward" and (stack.hidden < 512 or stack.layers > 2):
@@ -97,30 +98,30 @@ def _other_us(stack: Stack, steps: int, batch: int, in_chunks: bool) -> float:
 
 @memo(1024)
 def best(
-    stack: Stack, steps: int, batch: int, chunk: int | None, in_chunks: bool = True,
+    stack: Stack, steps: int, batch: int, wavefront: int | None, in_chunks: bool = True,
     loaded: KernelConfig | None = None,
 ) -> StackPlan | None:  # fmt: skip
     """The quickest such launch; None where there is none, or by the models another way is quicker.
 
     Args:
-        chunk: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
+        wavefront: see `Spec.wavefront`; 1: the launch is asked for, and the times do not matter.
         in_chunks: the stack may run as a wavefront instead.
         loaded: the kernel that runs. It is another than the first of the ranking where that spills
             registers. None: not known yet, so the first is assumed.
     """
-    configs = plan.ranked(*stack.loop(batch), layers=stack.layers)
-    if chunk not in (None, 1) or not configs:
+    configs = plan.ranked(stack.loop(batch), layers=stack.layers)
+    if wavefront not in (None, 1) or not configs:
         return None
-    if chunk is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
+    if wavefront is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
         return None
     config: KernelConfig = configs[0]
     # one that only has R elsewhere was counted like the first when the factors above were fitted
     if loaded is not None and measured.shape_of(loaded) != measured.shape_of(config):
         config = loaded
-    found = StackPlan(
+    launch = StackPlan(
         config,
         _launch_us(stack, steps, batch, config),
         _other_us(stack, steps, batch, in_chunks),
     )
     known = measured.knows(stack.capability, stack.processors)
-    return found if chunk == 1 or (known and found.us <= found.otherwise) else None
+    return launch if wavefront == 1 or (known and launch.us <= launch.otherwise) else None

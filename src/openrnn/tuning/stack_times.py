@@ -1,4 +1,7 @@
-"""Layers of one size, which may run at the same time: their loop, products and time in turn."""
+"""A stack: layers of one size, their loop, their products' times, and all times in turn.
+
+`wavefront.py` and `one_launch.py` compare with these.
+"""
 
 from typing import NamedTuple
 
@@ -33,8 +36,9 @@ class Stack(NamedTuple):
     def loop(self, batch: int) -> plan.LoopRequest:
         """The loop of one of its layers."""
         return plan.LoopRequest(
-            self.kind, self.option_names, self.cell, self.dtype, self.hidden, -(-batch // 8) * 8,
-            self.capability, self.processors,
+            kind=self.kind, option_names=self.option_names, cell=self.cell, dtype=self.dtype,
+            hidden=self.hidden, batch=batch, capability=self.capability,
+            processors=self.processors,
         )  # fmt: skip
 
     def products_us(self, steps: int, batch: int) -> tuple[float, float]:

@@ -1,0 +1,20 @@
+"""Loops for whose kernels tests ask."""
+
+from openrnn.tuning import plan
+
+
+def loop_of(
+    kind, cell, dtype, hidden, batch, capability=(9, 0), processors=None, options=None
+):  # fmt: skip
+    """A request; options: by default forward saves for backward, and there is no mask."""
+    if options is None:
+        options = ("save",) if kind == "forward" else ()
+    return plan.LoopRequest(
+        kind=kind, option_names=tuple(options), cell=cell, dtype=dtype, hidden=hidden, batch=batch,
+        capability=capability, processors=processors,
+    )  # fmt: skip
+
+
+def holding_r(*loop, loops=1, **more):
+    """The kernels that hold R of a loop, given as `loop_of` takes it; best first."""
+    return plan.holding_r(loop_of(*loop, **more), loops)
