@@ -150,7 +150,9 @@ def launched(monkeypatch):
                     if configs[self.kind].clusters > 1:
                         step.unfilled.append(store(configs[self.kind], args))
 
-        def kernel(kind, cell, dtype, hidden, many, flags, device, spin_limit, loops, layers):
+        def kernel(
+            kind, cell, dtype, hidden, many, flags, device, spin_limit, loops, layers, units
+        ):
             step.asked.add((kind, flags))
             return Kernel(kind, loops), configs[kind]
 
@@ -241,7 +243,7 @@ def on_a_device(monkeypatch, kernel_of):
     """Kernels and their configurations by the number of loops, on an H200 that is not there."""
     about = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
-    monkeypatch.setattr(kernels, "kernel", lambda *asked: kernel_of(asked[-2]))
+    monkeypatch.setattr(kernels, "kernel", lambda *asked: kernel_of(asked[-3]))
     clear_caches()
 
 
@@ -309,7 +311,7 @@ def test_kernels_that_schedules_choose_are_known_by_values(
 ):
     """To `explain`, and to what compiles them ahead: those of one loop and of two at once."""
 
-    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin=0, loops=1, layers=1):
+    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin=0, loops=1, layers=1, units=0):
         on = plan.measured_options(kind, flags)
         loop = loop_of(kind, cell, dtype, hidden, tiles * 8, (9, 0), 132, on)
         config = plan.ranked(loop, loops, layers)[0]

@@ -278,7 +278,7 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
     absent, reset_states = changed.pop("absent", False), changed.pop("reset_states", False)
     asked = problem(wavefront=1, **changed)
 
-    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers):
+    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers, units):
         loaded.append((kind, loops, layers))
         if absent:
             raise kernels.NoKernelError("no kernel")
@@ -329,7 +329,7 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
         trace(cells.lstm), "bfloat16", one, 64, LIMITS))  # fmt: skip
     config = other if slower else alike
 
-    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers):
+    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers, units):
         return SimpleNamespace(max_clusters=66), config
 
     on_a_device(monkeypatch, lambda loops: None)
@@ -665,9 +665,9 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
         }
 
         def kernel(kind, *asked):
-            if asked[-1] == 1:
+            if asked[-2] == 1:
                 return clusters(kind, *asked)
-            assert asked[-1] == layers
+            assert asked[-2] == layers
             return StackKernel(kind, configs[kind], hidden), configs[kind]
 
         monkeypatch.setattr(kernels, "kernel", kernel)

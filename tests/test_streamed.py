@@ -10,6 +10,7 @@ from loops import loop_of
 from openrnn import cells
 from openrnn.backends.fused import kernels
 from openrnn.codegen.config import GridBackwardConfig, GridForwardConfig
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.codegen.trace import trace
 from openrnn.dispatch import BACKENDS
 from openrnn.kernels.cuda.args import LOOPS
@@ -56,7 +57,7 @@ def test_large_batches_are_stepwise(kind, hidden):
     cell = trace(cells.gru)
     for batch in (8, 16, 32, 64, 256):
         first, *rest = ranked(kind, cells.gru, hidden, batch)
-        by_gemms = stepwise.step_us(kind, cell, "float16", plan.units_of(hidden), batch)
+        by_gemms = stepwise.step_us(kind, cell, "float16", whole_tiles(hidden), batch)
         other = next(one for one in (first, *rest) if not one.stepwise)
         streams = plan.microseconds_of(cell, "float16", other, batch, LIMITS)
         assert first.stepwise == (by_gemms < streams)

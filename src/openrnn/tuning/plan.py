@@ -35,11 +35,6 @@ OptionNames = tuple[str, ...]  # of the options of a loop that are on
 GHZ = 1.98  # the clock of an H200's multiprocessors
 
 
-def units_of(hidden: int) -> int:
-    """H as the kernels see it: a multiple of 8."""
-    return whole_tiles(hidden)
-
-
 def cycles_of(cell: Traced, dtype: str, config: KernelConfig, batch: int, limits: Limits) -> float:
     """The model's time of one step of the whole batch, in cycles."""
     if config.stepwise:
@@ -84,6 +79,7 @@ class LoopRequest:
         kind: "forward" or "backward".
         batch: rounded up to whole tiles.
         processors: multiprocessors of the device; None where they are not known.
+        padded_to: see `units.units_of`; 0: H in whole tiles.
     """
 
     kind: str
@@ -94,9 +90,15 @@ class LoopRequest:
     batch: int
     capability: tuple[int, int]
     processors: int | None = None
+    padded_to: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch", whole_tiles(self.batch))
+
+    @property
+    def units(self) -> int:
+        """Those that kernels compute, at least H."""
+        return self.padded_to or whole_tiles(self.hidden)
 
     @property
     def limits(self) -> Limits:
@@ -124,7 +126,7 @@ def _ranking(
         return cycles_of(loop.cell, loop.dtype, config, batch, limits)
 
     every = _forwards if loop.kind == "forward" else _backwards
-    fitting = every(loop.cell, loop.dtype, units_of(loop.hidden), limits)
+    fitting = every(loop.cell, loop.dtype, loop.units, limits)
     held = (config for config in fitting if fits_concurrently(config, loop.batch, loops, limits))
     # Ranked without what sums inside a cluster save: few such kernels are in the measured table,
     # and by the model alone the others would win over kernels that are. If the first one sums
@@ -177,7 +179,7 @@ def ranked(
     held = holding_r(loop, loops, layers)
     if loops > 1 or layers > 1:
         return held
-    last = stepwise.config(loop.kind, units_of(loop.hidden), loop.batch)
+    last = stepwise.config(loop.kind, loop.units, loop.batch)
     known = bool(held) and measured.knows(loop.capability, loop.processors)
     return (last, *held) if known and _stepwise_is_quicker(loop) else (*held, last)
 
@@ -189,16 +191,16 @@ def _stepwise_is_quicker(loop: LoopRequest) -> bool:
     That is, by its model, at most `stepwise.MAX_TIME_RATIO` of the other's measured or else
     modelled time; less than all of it where the other one streams a part of R. With lengths the
     limit is half of that, as other kernels stop at their longest row and a stepwise loop runs all
-    steps. Where forward's H is no multiple of 8, gates are products of their own: not measured, and
-    it is compared only with kernels that stream a part of R.
+    steps. Where forward's units are padded, gates are products of their own: not measured, and it
+    is compared only with kernels that stream a part of R.
     """
     configs, us = _ranking(loop, 1)
     streams = configs[0].streamed_fragments > 0
-    if loop.kind == "forward" and loop.hidden % 8 and not streams:
+    if loop.kind == "forward" and loop.units > loop.hidden and not streams:
         return False
     if us is None:
         us = microseconds_of(loop.cell, loop.dtype, configs[0], loop.batch, loop.limits)
-    own = stepwise.step_us(loop.kind, loop.cell, loop.dtype, units_of(loop.hidden), loop.batch)
+    own = stepwise.step_us(loop.kind, loop.cell, loop.dtype, loop.units, loop.batch)
     ratio = 1.0 if streams else stepwise.MAX_TIME_RATIO
     return own < ratio * us / (2 if "lengths" in loop.option_names else 1)
 
@@ -221,7 +223,7 @@ def _of_stack(loop: LoopRequest, layers: int) -> tuple[ForwardConfig | BackwardC
     limits = loop.limits
     forward = loop.kind == "forward"
     fitting = cluster_stack.forwards if forward else cluster_stack.backwards
-    clusters = [*fitting(cell, dtype, units_of(hidden), limits, layers)]
+    clusters = [*fitting(cell, dtype, loop.units, limits, layers)]
     others: list[MulticastForwardConfig] | list[MulticastBackwardConfig] = []
     if SIZES[dtype] == 2 and "reset" not in loop.option_names:
         by_multicast = multicast.forwards if forward else multicast.backwards

@@ -34,7 +34,7 @@ from openrnn.backends.fused.backward import BackwardPass
 from openrnn.backends.fused.copies import dense
 from openrnn.backends.fused.describe import describe, listed
 from openrnn.backends.fused.forward import ForwardPass
-from openrnn.backends.fused.layer import layer_kernels
+from openrnn.backends.fused.layer import layer_kernels, units_for
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
 from openrnn.backends.fused.program_call import ProgramCall, ProgramGradCall
 from openrnn.backends.fused.schedule_key import ScheduleKey
@@ -142,7 +142,9 @@ class Fused(Backend):
         Then y of all layers but the last, one after the other, and with lengths the order of rows.
         """
         spec, dtype = problem.spec, problem.dtype
-        one = layer_kernels(spec, 0, dtype, 0)  # its sizes are those of all
+        # the most units that a batch may have: this one may be a symbol
+        units = units_for(spec, dtype, steps, None)
+        one = layer_kernels(spec, 0, dtype, 0, units=units)  # its sizes are those of all
         saved: TensorShape = one.saved_shape(steps, batch), dtype
         if one.recompute:
             row = one.width * dtype.itemsize
@@ -172,7 +174,7 @@ class Fused(Backend):
         if problem.grad:
             kinds = self.reserve(problem, steps, batch)
             made = [allocator_for(kind, x.device).empty(*shape) for shape, kind in kinds]
-            saved, rest = made[: spec.chains], made[spec.chains :]
+            saved, rest = _saved(call, made), made[spec.chains :]
             if call.lengths is not None:
                 order = rest.pop()
             lower = rest[0] if rest else None
@@ -208,7 +210,7 @@ class Fused(Backend):
         if x.shape[0] == 0 or x.shape[1] == 0:
             return empty_backward(call, grads, needs)
         call = _with_dense_states(call)
-        saved, rest = reserve[: spec.chains], reserve[spec.chains :]
+        saved, rest = _saved(call, reserve), reserve[spec.chains :]
         lengths: SortedLengths | None = None
         if call.lengths is not None:
             lengths = SortedLengths(call.lengths.contiguous(), rest.pop())
@@ -225,6 +227,18 @@ class Fused(Backend):
             )
             execute(schedule, run)
         return run.gradients
+
+
+def _saved(call: Call, reserve: list[Tensor]) -> list[Tensor]:
+    """The saved activations of each layer and direction, in memory for at least as many units."""
+    spec, (steps, batch, _) = call.problem.spec, call.x.shape
+    saved = reserve[: spec.chains]
+    units = units_for(spec, call.x.dtype, steps, batch)
+    one = layer_kernels(spec, 0, call.x.dtype, 0, units=units)
+    shape = one.saved_shape(steps, batch)
+    if one.recompute or not saved or saved[0].shape == shape:
+        return saved
+    return [tensor.flatten()[: math.prod(shape)].view(shape) for tensor in saved]
 
 
 def _with_dense_states(call: Call) -> Call:

@@ -7,12 +7,13 @@ from itertools import count
 from openrnn import schedule
 from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels, schedules, stack_choice
-from openrnn.backends.fused.loop_request import loop_of
+from openrnn.backends.fused.loop_request import loop_of, units_of_problem
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import StepwiseBackwardConfig, StepwiseForwardConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import MulticastConfig
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.native import nvrtc
 from openrnn.params import module_slots
 from openrnn.spec import Problem
@@ -110,6 +111,8 @@ def _of_kernel(
         if config.k_parts > 1:
             way = "shared memory" if config.parts_in_cluster else "L2"
             products += f", sums of {config.k_parts} blocks through {way}"
+    if config.units > whole_tiles(problem.spec.hidden_size):
+        products += f", {config.units} units with padding"
     if isinstance(config, ClusterStackConfig):
         products += f", half of the warps multiply {config.polled}"
     return (
@@ -208,7 +211,7 @@ def both_at_once(
     spec = problem.spec
     if problem.capability is None or (problem.grad and spec.recompute == "gates"):
         return set()
-    row = len(planes(traced(spec))) * plan.units_of(spec.hidden_size) * problem.dtype.itemsize
+    row = len(planes(traced(spec))) * units_of_problem(problem, batch) * problem.dtype.itemsize
     if not problem.reset_state and chunks.for_memory(steps, batch, row) > 1:
         return set()
     loop = loop_of(problem, kind, plan.measured_options(kind, option_names), batch)

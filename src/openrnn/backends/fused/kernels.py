@@ -167,7 +167,7 @@ def best(
 def kernel(
     kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int,
     option_names: plan.OptionNames, device: int, spin_limit: int = 0, loops: int = 1,
-    layers: int = 1,
+    layers: int = 1, units: int = 0,
 ) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
@@ -181,12 +181,14 @@ def kernel(
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
         loops: of how many such loops at once the device is to hold the kernel.
         layers: that one launch runs.
+        units: that H is padded to; 0: see `plan.LoopRequest`.
     """
     about = torch.cuda.get_device_properties(device)
     processors = about.multi_processor_count
     loop = plan.LoopRequest(
         kind=kind, option_names=option_names, cell=cell, dtype=dtype, hidden=hidden,
         batch=8 * batch_tiles, capability=(about.major, about.minor), processors=processors,
+        padded_to=units,
     )  # fmt: skip
     slower: list[tuple[nvrtc.CudaKernel, LoopConfig]] = []
     skipped = set[tuple[int, int]]()

@@ -11,7 +11,7 @@ from openrnn.backends.base import Needs, traced
 from openrnn.backends.fused import kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import KernelConfig, saved_values
-from openrnn.codegen.tiles import tiles_of
+from openrnn.codegen.tiles import tiles_of, whole_tiles
 from openrnn.kernels.cuda.args import PermuteWeightsArgs, ReduceBiasGradientsArgs
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
@@ -19,7 +19,8 @@ from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
 from openrnn.params import places
 from openrnn.spec import Spec, dtype_name
-from openrnn.tuning import plan
+from openrnn.tuning import measured, plan
+from openrnn.tuning.units import units_of
 
 
 class ForwardOptions(NamedTuple):
@@ -79,12 +80,34 @@ def nibbles(order: tuple[int, ...]) -> int:
     return word - (word >> 63 << 64)
 
 
+@memo(1)
+def _measured_devices() -> bool:
+    """Whether all GPUs of this process are of the kind that padded units were measured on.
+
+    Memory for saved activations is planned before its device is known, so they share one answer.
+    """
+    every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    kinds = {((one.major, one.minor), one.multi_processor_count) for one in every}
+    return bool(kinds) and all(measured.knows(*kind) for kind in kinds)
+
+
+def units_for(spec: Spec, dtype: torch.dtype, steps: int, batch: int | None) -> int:
+    """The units of each layer in a call.
+
+    Args:
+        steps: a symbol stands for two and more.
+        batch: None: the most units that any has.
+    """
+    one_step = isinstance(steps, int) and steps == 1
+    return units_of(spec, dtype.itemsize, one_step, batch, _measured_devices())
+
+
 class LayerKernels:
     """Sizes, orders of gates and kernels of one layer and direction.
 
     Attributes:
         index: layer * directions + direction.
-        units: H rounded up to a multiple of 8; unpadded: H is a multiple of 8.
+        units: those that kernels compute, at least H, see `units_for`; unpadded: they are H.
         dtype_name: such as "bfloat16".
         saved: values that forward saves for a unit, row and step.
         saved_bytes: bytes that it saves for a step and 8 rows.
@@ -104,13 +127,14 @@ class LayerKernels:
     """
 
     def __init__(
-        self, spec: Spec, index: int, dtype: torch.dtype, device: int, spin_limit: int = 0
-    ) -> None:
+        self, spec: Spec, index: int, dtype: torch.dtype, device: int, spin_limit: int = 0,
+        units: int = 0,
+    ) -> None:  # fmt: skip
         self.spec, self.index, self.dtype, self.device = spec, index, dtype, device
         self.spin_limit = spin_limit
         self.direction = index % spec.directions
         self.cell = cell = traced(spec)
-        self.hidden, self.units = spec.hidden_size, plan.units_of(spec.hidden_size)
+        self.hidden, self.units = spec.hidden_size, units or whole_tiles(spec.hidden_size)
         self.unpadded = self.hidden == self.units
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
         self.param_indices = places(spec)[index]
@@ -173,7 +197,7 @@ class LayerKernels:
         """A matrix (G*H, N) as (G, units, width), its gates in another order, padded with zeros.
 
         Args:
-            transposed: as (N rounded up to a multiple of 8, G, units).
+            transposed: as (width, G, units).
             width: N where it is 0.
         """
         out, words, blocks = self.permutation(matrix, order, transposed, width)
@@ -185,7 +209,7 @@ class LayerKernels:
     ) -> tuple[Tensor, list[int], int]:
         """Memory for what `permuted` returns, and the arguments and blocks of its launch."""
         gates, units, columns = self.gates, self.units, matrix.shape[1]
-        across = plan.units_of(columns) if transposed else width or columns
+        across = width or columns
         tile = cuda.PERMUTE_TILE
         shape = (across, gates, units) if transposed else (gates, units, across)
         out = allocator_for(matrix.dtype, matrix.device).empty(*shape)
@@ -208,7 +232,7 @@ class LayerKernels:
         """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
         return kernels.kernel(
             options.kind, self.cell, self.dtype_name, self.hidden, tiles_of(batch),
-            names_of(options), self.device, self.spin_limit, loops, layers,
+            names_of(options), self.device, self.spin_limit, loops, layers, self.units,
         )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from openrnn.backends.fused.weight_gradients import (
     add_w_ih,
     write_dx,
 )
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.schedule import Chunk, Chunking
-from openrnn.tuning import plan
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
 
@@ -129,7 +129,7 @@ class LayerGradients:
         self._transposed = weights.w_ih is not None and products.transposes_input(layer, *sizes)
         if wanted[0] and self.dx is None:
             if weights.w_ih is not None and products.pads_dx(layer, *sizes):
-                padded = runner.empty(steps, batch, plan.units_of(inner))
+                padded = runner.empty(steps, batch, whole_tiles(inner))
                 self.dx = Dx(padded[..., :inner])
             else:
                 self.dx = Dx(runner.empty(steps, batch, inner))

@@ -5,7 +5,8 @@ import torch
 from openrnn.backends.base import traced
 from openrnn.backends.fused.layer import LayerKernels, LoopOptions, measured_names
 from openrnn.spec import Problem
-from openrnn.tuning import plan
+from openrnn.tuning import measured, plan
+from openrnn.tuning.units import units_of
 
 
 def loop_of(
@@ -18,8 +19,16 @@ def loop_of(
     return plan.LoopRequest(
         kind=kind, option_names=option_names, cell=traced(spec), dtype=problem.dtype_name,
         hidden=spec.hidden_size, batch=batch, capability=problem.capability,
-        processors=problem.processors,
+        processors=problem.processors, padded_to=units_of_problem(problem, batch),
     )  # fmt: skip
+
+
+def units_of_problem(problem: Problem, batch: int) -> int:
+    """The units of each layer of a problem whose device is known."""
+    known = problem.capability is not None and measured.knows(
+        problem.capability, problem.processors
+    )
+    return units_of(problem.spec, problem.dtype.itemsize, problem.steps == 1, batch, known)
 
 
 def loop_of_layer(layer: LayerKernels, options: LoopOptions, batch: int) -> plan.LoopRequest:
@@ -29,4 +38,5 @@ def loop_of_layer(layer: LayerKernels, options: LoopOptions, batch: int) -> plan
         kind=options.kind, option_names=measured_names(options), cell=layer.cell,
         dtype=layer.dtype_name, hidden=layer.hidden, batch=batch,
         capability=(about.major, about.minor), processors=about.multi_processor_count,
+        padded_to=layer.units,
     )  # fmt: skip

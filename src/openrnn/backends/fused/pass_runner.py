@@ -17,9 +17,11 @@ from openrnn.backends.fused.layer import (
     LayerKernels,
     LoopOptions,
     layer_kernels,
+    units_for,
 )
 from openrnn.backends.fused.lengths import SortedLengths, cut_lengths
 from openrnn.backends.fused.prepared import PreparedLoop, loop_for
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.kernels.cuda.args import FillFlagsArgs
 from openrnn.memory import allocator_for
 from openrnn.native.recording import CURRENT, RecordedWait, RecordedWaitForLaunch
@@ -131,8 +133,9 @@ class Weights:
         """
         if self._input_transposed is None:
             layer = self.layer
-            made = layer.permuted(self.input_matrix, layer.input_order, True)
-            self._input_transposed = made
+            matrix = self.input_matrix
+            width = whole_tiles(matrix.shape[1])
+            self._input_transposed = layer.permuted(matrix, layer.input_order, True, width)
         return self._input_transposed
 
     @property
@@ -157,9 +160,9 @@ class Weights:
     def recurrent_transposed(self) -> Tensor:
         """R (units, G, units) transposed, its gates in the order of the last planes."""
         if self._recurrent_transposed is None:
-            self._recurrent_transposed = self.layer.permuted(
-                self.w_hh, self.layer.recurrent_order, True
-            )
+            layer = self.layer
+            made = layer.permuted(self.w_hh, layer.recurrent_order, True, layer.units)
+            self._recurrent_transposed = made
         return self._recurrent_transposed
 
     @property
@@ -179,11 +182,12 @@ class Weights:
 
 def transpose_all(layers: Sequence[Weights]) -> None:
     """Transposes all matrices that backward of a stack reads, by one launch."""
-    jobs = [one.layer.permutation(one.w_hh, one.layer.recurrent_order, True) for one in layers]
+    layer, units = layers[0].layer, layers[0].layer.units
+    jobs = [layer.permutation(one.w_hh, layer.recurrent_order, True, units) for one in layers]
     jobs += [
-        one.layer.permutation(one.input_matrix, one.layer.input_order, True) for one in layers[1:]
+        layer.permutation(one.input_matrix, layer.input_order, True, units) for one in layers[1:]
     ]
-    layer, blocks = layers[0].layer, jobs[0][2]  # all matrices have one shape
+    blocks = jobs[0][2]  # all matrices have one shape
     words = [words for _, words, _ in jobs]
     kernels.launch_several("permute_weights", layer.dtype_name, layer.device, words, blocks)
     transposed = [made for made, _, _ in jobs]
@@ -229,7 +233,9 @@ class PassRunner:
         found = self._weights.get((layer, direction))
         if found is None:
             index = layer * self.spec.directions + direction
-            here = layer_kernels(self.spec, index, self.call.x.dtype, self.device, self.spin_limit)
+            dtype = self.call.x.dtype
+            units = units_for(self.spec, dtype, self.steps, self.batch)
+            here = layer_kernels(self.spec, index, dtype, self.device, self.spin_limit, units)
             found = self._weights[layer, direction] = Weights(self.call, here)
         return found
 

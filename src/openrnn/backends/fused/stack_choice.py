@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from openrnn.backends.base import traced
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.cuda import planes
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.spec import Problem
 from openrnn.tuning import chunks, one_launch, plan, wavefront
 from openrnn.tuning.stack_times import Stack
@@ -40,7 +41,7 @@ def _shared_refusal(problem: Problem, steps: int, batch: int) -> str | None:
         return f"input_mode {spec.input_mode!r} has no product of layer 0 to cut"
     if problem.grad and spec.recompute == "gates":
         return "recompute='gates' has time chunks of its own"
-    values = len(planes(traced(spec))) * plan.units_of(spec.hidden_size)
+    values = len(planes(traced(spec))) * whole_tiles(spec.hidden_size)
     bytes_ = spec.num_layers * steps * batch * values * problem.dtype.itemsize
     if problem.grad and bytes_ > chunks.LARGEST_WAVEFRONT:
         most = chunks.LARGEST_WAVEFRONT >> 20

@@ -1,0 +1,62 @@
+"""How many units of a layer kernels compute: H, padded to a size that quicker kernels take.
+
+All kernels take multiples of 8. Loops with multicast, the quickest for large batches, take
+multiples of 128 in backward, and more of such sizes are in the measured table. On an H200 a call of
+an LSTM of 1,000 units at B 128 takes 0.6 of the time with 1,024 units
+(benchmarks/log/cuda-experiments.md, "Units that are padded").
+"""
+
+from typing import NamedTuple
+
+from openrnn.codegen.tiles import whole_tiles
+from openrnn.memo import memo
+from openrnn.spec import Spec
+
+WIDE = 128  # units are padded to a multiple of this
+LARGEST_STACK = 512  # the largest H whose stacks one launch runs in clusters
+MOST_GATES = 8  # that loops with multicast have
+
+
+class Padding(NamedTuple):
+    """Units are padded where they become at most (1 + share) H, H from `least`, B from `batch`."""
+
+    share: float
+    least: int
+    batch: int
+
+
+# by bytes of a value
+PADDINGS: dict[int, tuple[Padding, ...]] = {
+    2: (Padding(0.035, 496, 9), Padding(0.07, 576, 65), Padding(0.14, 768, 48)),
+    4: (Padding(0.035, 496, 9), Padding(0.07, 576, 65)),
+}
+# In float32 backward of an H above this has no kernel that holds R, and padding saves nothing there
+LARGEST_FLOAT32, LEAST_LARGE_BATCH = 1536, 48
+
+
+@memo(4096)
+def units_of(spec: Spec, itemsize: int, one_step: bool, batch: int | None, known: bool) -> int:
+    """The units of each layer, at least H.
+
+    Args:
+        itemsize: bytes of a value.
+        one_step: T is 1, where kernels of single steps may run, which read no padding.
+        batch: B; None: the most units that any B has.
+        known: the device is one of those on which this was measured, see `measured.knows`.
+    """
+    hidden = spec.hidden_size
+    units, wide = whole_tiles(hidden), -(-hidden // WIDE) * WIDE
+    # layers of a stack that may run at the same time are not padded, as far as H is a multiple of 8
+    in_turn = units > hidden > LARGEST_STACK and not spec.wavefront
+    alone = spec.num_layers == 1 or spec.bidirectional or in_turn
+    if not known or one_step or not alone or len(spec.gates) > MOST_GATES:
+        return units
+    large = itemsize == 4 and hidden > LARGEST_FLOAT32
+    if batch is not None and large and batch < LEAST_LARGE_BATCH:
+        return units
+    pads = any(
+        one.least <= hidden and wide <= (1 + one.share) * hidden
+        and (batch is None or batch >= one.batch)
+        for one in PADDINGS.get(itemsize, ())
+    )  # fmt: skip
+    return wide if pads else units

@@ -1,0 +1,47 @@
+"""How many units kernels compute for a layer."""
+
+import pytest
+
+from openrnn import cells
+from openrnn.tuning.units import units_of
+
+HALF, FULL = 2, 4  # bytes of a value
+
+
+@pytest.mark.parametrize(
+    ("hidden", "size", "batch", "wanted"),
+    [
+        (1, HALF, 256, 8), (64, HALF, 256, 64), (300, HALF, 256, 304), (480, HALF, 256, 480),
+        (500, HALF, 16, 512), (500, HALF, 8, 504), (512, HALF, 64, 512), (560, HALF, 256, 560),
+        (600, HALF, 64, 600), (600, HALF, 65, 640), (650, HALF, 256, 656), (900, HALF, 64, 1024),
+        (900, HALF, 32, 904), (1000, HALF, 9, 1024), (1000, HALF, 8, 1000),
+        (1150, HALF, 1, 1152), (1500, HALF, 20, 1536), (2000, HALF, 16, 2048),
+        (500, FULL, 64, 512), (600, FULL, 128, 640), (900, FULL, 128, 904),
+        (1000, FULL, 16, 1024), (2000, FULL, 16, 2000), (2000, FULL, 64, 2048),
+        (1000, 8, 64, 1000),
+    ],
+)  # fmt: skip
+def test_units_are_padded_where_that_was_measured_faster(hidden, size, batch, wanted):
+    spec = cells.lstm.spec(8, hidden)
+    assert units_of(spec, size, False, batch, True) == wanted
+    # memory is planned before B is known
+    assert units_of(spec, size, False, None, True) >= wanted
+
+
+def test_where_none_are_added():
+    spec = cells.lstm.spec(8, 1000)
+    assert units_of(spec, HALF, False, 64, True) == 1024
+    assert units_of(spec, HALF, True, 64, True) == 1000  # a single step
+    assert units_of(spec, HALF, False, 64, False) == 1000  # another device
+    assert units_of(cells.lstm.spec(8, 1000, num_layers=2), HALF, False, 64, True) == 1000
+    both = cells.lstm.spec(8, 1000, num_layers=2, bidirectional=True)
+    assert units_of(both, HALF, False, 64, True) == 1024
+
+
+def test_stacks_that_run_layer_by_layer():
+    """Where H is no multiple of 8, no wavefront runs, and no launch of all layers above 512."""
+    for hidden, wanted in ((500, 504), (1500, 1536)):
+        spec = cells.lstm.spec(8, hidden, num_layers=2)
+        assert units_of(spec, HALF, False, 64, True) == wanted
+    asked = cells.lstm.spec(8, 1500, num_layers=2, wavefront=1)
+    assert units_of(asked, HALF, False, 64, True) == 1504
