@@ -33,15 +33,18 @@ def test_where_none_are_added():
     assert units_of(spec, HALF, False, 64, True) == 1024
     assert units_of(spec, HALF, True, 64, True) == 1000  # a single step
     assert units_of(spec, HALF, False, 64, False) == 1000  # another device
-    assert units_of(cells.lstm.spec(8, 1000, num_layers=2), HALF, False, 64, True) == 1000
     both = cells.lstm.spec(8, 1000, num_layers=2, bidirectional=True)
     assert units_of(both, HALF, False, 64, True) == 1024
 
 
-def test_stacks_that_run_layer_by_layer():
-    """Where H is no multiple of 8, no wavefront runs, and no launch of all layers above 512."""
-    for hidden, wanted in ((500, 504), (1500, 1536)):
-        spec = cells.lstm.spec(8, hidden, num_layers=2)
-        assert units_of(spec, HALF, False, 64, True) == wanted
-    asked = cells.lstm.spec(8, 1500, num_layers=2, wavefront=1)
-    assert units_of(asked, HALF, False, 64, True) == 1504
+@pytest.mark.parametrize(
+    ("hidden", "batch", "wavefront", "wanted"),
+    [
+        (500, 64, None, 504), (600, 128, None, 600), (1500, 20, None, 1536), (1500, 64, 1, 1504),
+        (1000, 64, None, 1024), (1000, 64, 0, 1024), (1000, 32, None, 1000), (1000, 64, 8, 1000),
+    ],
+)  # fmt: skip
+def test_stacks_whose_layers_run_in_turn(hidden, batch, wavefront, wanted):
+    """A launch of all layers, and a wavefront, know no padding."""
+    spec = cells.lstm.spec(8, hidden, num_layers=2, wavefront=wavefront)
+    assert units_of(spec, HALF, False, batch, True) == wanted

@@ -13,7 +13,9 @@ from openrnn.memo import memo
 from openrnn.spec import Spec
 
 WIDE = 128  # units are padded to a multiple of this
-LARGEST_STACK = 512  # the largest H whose stacks one launch runs in clusters
+# The largest H of stacks that one launch runs; and B from which no wavefront runs above it, by its
+# model. Neither knows padding.
+LARGEST_STACK, LEAST_STACK_BATCH = 640, 48
 MOST_GATES = 8  # that loops with multicast have
 
 
@@ -46,17 +48,17 @@ def units_of(spec: Spec, itemsize: int, one_step: bool, batch: int | None, known
     """
     hidden = spec.hidden_size
     units, wide = whole_tiles(hidden), -(-hidden // WIDE) * WIDE
-    # layers of a stack that may run at the same time are not padded, as far as H is a multiple of 8
-    in_turn = units > hidden > LARGEST_STACK and not spec.wavefront
-    alone = spec.num_layers == 1 or spec.bidirectional or in_turn
-    if not known or one_step or not alone or len(spec.gates) > MOST_GATES:
+    if not known or one_step or len(spec.gates) > MOST_GATES:
         return units
-    large = itemsize == 4 and hidden > LARGEST_FLOAT32
-    if batch is not None and large and batch < LEAST_LARGE_BATCH:
+    stacked = spec.num_layers > 1 and not spec.bidirectional
+    if stacked and (spec.wavefront or hidden <= LARGEST_STACK):
         return units
+    least = LEAST_LARGE_BATCH if itemsize == 4 and hidden > LARGEST_FLOAT32 else 0
+    if stacked and units == hidden:
+        least = max(least, LEAST_STACK_BATCH)
     pads = any(
         one.least <= hidden and wide <= (1 + one.share) * hidden
-        and (batch is None or batch >= one.batch)
+        and (batch is None or batch >= max(one.batch, least))
         for one in PADDINGS.get(itemsize, ())
     )  # fmt: skip
     return wide if pads else units

@@ -7,6 +7,7 @@ makes chunks of what is chosen here, if the device loads a kernel for it.
 from collections.abc import Iterator
 
 from openrnn.backends.base import traced
+from openrnn.backends.fused.loop_request import units_of_problem
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.tiles import whole_tiles
@@ -27,7 +28,8 @@ def wavefront_refusal(problem: Problem, steps: int, batch: int) -> str | None:
         )
     if hidden % 8:
         return f"hidden_size {hidden}, needs a multiple of 8"
-    return None
+    units = units_of_problem(problem, batch)
+    return None if units == hidden else f"hidden_size {hidden} is padded to {units} units"
 
 
 def _shared_refusal(problem: Problem, steps: int, batch: int) -> str | None:
