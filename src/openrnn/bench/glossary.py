@@ -31,6 +31,7 @@ ABOUT_SUITES = {
     "precision": "errors of float32 layers against float64; states-S begins with states of size S",
     "loops": "the loop over time and the matrix products beside it; also for --profile",
     "stacks": "several layers, LAYERSxH, and both directions",
+    "widths": "hidden sizes in decimal, LAYERSxH, and inputs of odd widths (i)",
     "int8": "inference with int8 weights on a CPU: CELL-H-bB-tT",
     "bf16-weights": "inference with bfloat16 weights on a CPU: CELL-H-bB-tT",
     "cpu-bf16": "one layer in bfloat16 on a CPU: CELL-H-bB-tT",

@@ -146,6 +146,20 @@ def _stacks() -> Iterable[BenchRow]:
     yield BenchRow("lstm-1x1280-b48", "lstm", 100, 48, 1000, 1280)
 
 
+def _widths() -> Iterable[BenchRow]:
+    """H that people write in decimal, and inputs of acoustic features, in odd numbers."""
+    for layers, hidden, batch in ((1, 500, 64), (2, 500, 64), (1, 600, 64), (1, 750, 32),
+                                  (1, 900, 64), (1, 1000, 1), (1, 1000, 16), (1, 1000, 64),
+                                  (4, 1000, 128), (1, 1200, 64), (1, 1500, 64),
+                                  (1, 2000, 32)):  # fmt: skip
+        name = f"lstm-{layers}x{hidden}-b{batch}"
+        yield BenchRow(name, "lstm", 50, batch, hidden, hidden, layers)
+    for cell, inputs, hidden, batch in (("lstm", 39, 256, 16), ("lstm", 123, 250, 32),
+                                        ("lstm", 161, 512, 32), ("gru", 161, 800, 32)):  # fmt: skip
+        name = f"{cell}-{hidden}-b{batch}-i{inputs}-both"
+        yield BenchRow(name, cell, 200, batch, inputs, hidden, bidirectional=True)
+
+
 def _cudnn() -> Iterable[BenchRow]:
     """The rows of users, but for resets, which cuDNN does not have."""
     return (replace(row, resets=0.0) for row in _USERS)
@@ -264,8 +278,9 @@ _MADE = {
     "users": _USERS, "deepbench": _deepbench(), "latency": _latency(), "scaling": _scaling(),
     "resets-and-lengths": _resets_and_lengths(), "custom": _custom(), "fused": _fused(),
     "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
-    "precision": _precision(), "loops": _loops(), "stacks": _stacks(), "int8": _int8(),
-    "bf16-weights": _bf16_weights(), "cpu-bf16": _cpu_bf16(), "higher": _higher(),
+    "precision": _precision(), "loops": _loops(), "stacks": _stacks(),
+    "widths": _widths(), "int8": _int8(), "bf16-weights": _bf16_weights(),
+    "cpu-bf16": _cpu_bf16(), "higher": _higher(),
 }  # fmt: skip
 SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
 
@@ -292,6 +307,7 @@ DEFAULTS = {
     "cells": Defaults((*USERS, "recompute"), (BF16,)),
     "host": Defaults(("torch",), (BF16, "tf32")),
     "stacks": Defaults(("torch", "graph", "cudnn"), (BF16,)),
+    "widths": Defaults(("torch", "graph", "cudnn"), (BF16, "tf32")),
     "precision": Defaults(("torch",)),
     "higher": Defaults(("torch", "reference")),
     "int8": Defaults(("torch", "float32")),
