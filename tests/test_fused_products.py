@@ -125,6 +125,7 @@ def make_matrices(monkeypatch):
     monkeypatch.setattr(products, "PADDED_FROM", {2: 0.0, 4: 0.0})
     monkeypatch.setattr(products, "TRANSPOSED_DX_FROM", (0, 0))
     monkeypatch.setattr(products, "TRANSPOSED_ROWS_FROM", (0, 0, 0.0))
+    monkeypatch.setattr(products, "reads_rows", lambda device: True)
 
 
 def divide(monkeypatch, number, made):

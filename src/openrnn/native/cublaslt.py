@@ -49,6 +49,7 @@ _SPLIT_K = 2  # of cublasLtMatmulAlgoConfigAttributes_t
 # d than LARGE_TILE, and at most MOST_WAVES waves of them, the first of CANDIDATES algorithms runs
 # that has tiles of SMALLER_TILES values and splits K alike.
 LARGE_TILE, SMALLER_TILES, MOST_WAVES, CANDIDATES = 23_000, (16_000, 23_000), 32.0, 8
+SMALLER_TILES_ON = 9, 0  # the compute capability that this was measured on
 
 
 class CublasLt(Library):
@@ -119,6 +120,7 @@ class Algorithm(ctypes.Structure):
 
     Attributes:
         workspace: bytes that it needs.
+        state: 0 where the other fields count.
         waves: tiles of d, or of its part where K is split, over the device's multiprocessors.
     """
 
@@ -180,8 +182,11 @@ class MatmulPlan:
             raise LibraryError("cublasLtMatmulAlgoGetHeuristic", "no kernel", f"sizes {sizes}")
         chosen = 0
         if smaller_tiles:
-            processors = torch.cuda.get_device_properties(device).multi_processor_count
-            chosen = self._with_smaller_tiles(found.value, count * rows * columns, processors)
+            about = torch.cuda.get_device_properties(device)
+            if (about.major, about.minor) == SMALLER_TILES_ON:
+                chosen = self._with_smaller_tiles(
+                    found.value, count * rows * columns, about.multi_processor_count
+                )
         self.algorithm = ctypes.addressof(self._proposed[chosen])
         self.workspace = int(self._proposed[chosen].workspace)
         self._handle, self._run = _handle(device), self._library.cublasLtMatmul
@@ -205,7 +210,7 @@ class MatmulPlan:
         ranks = (
             rank
             for rank, (one, split) in enumerate(every)
-            if split == first_split and least <= tile(one, split) <= most
+            if not one.state and split == first_split and least <= tile(one, split) <= most
         )
         return next(ranks, 0)
 

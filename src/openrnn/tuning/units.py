@@ -11,12 +11,18 @@ from typing import NamedTuple
 from openrnn.codegen.tiles import whole_tiles
 from openrnn.memo import memo
 from openrnn.spec import Spec
+from openrnn.tuning import multicast
 
 WIDE = 128  # units are padded to a multiple of this
-# The largest H of stacks that one launch runs; and B from which no wavefront runs above it, by its
-# model. Neither knows padding.
-LARGEST_STACK, LEAST_STACK_BATCH = 640, 48
-MOST_GATES = 8  # that loops with multicast have
+# The largest H of stacks that one launch runs, which knows no padding.
+LARGEST_STACK = multicast.STACK_HIDDEN[-1]
+LEAST_STACK_BATCH, LEAST_STACK_HIDDEN = 64, 896  # see `units_of`
+# Gates of cells that are padded: loops with multicast have at most eight, and what cells of one or
+# two gates gain was not measured.
+GATES = range(3, 9)
+# Padding costs a call copies of weights' gradients, and R is loaded value by value, which few steps
+# do not gain: an estimate, only T 64 was timed. Kernels of single steps read no padding.
+LEAST_STEPS = 12
 
 
 class Padding(NamedTuple):
@@ -29,33 +35,42 @@ class Padding(NamedTuple):
 
 # by bytes of a value
 PADDINGS: dict[int, tuple[Padding, ...]] = {
-    2: (Padding(0.035, 496, 9), Padding(0.07, 576, 65), Padding(0.14, 768, 48)),
-    4: (Padding(0.035, 496, 9), Padding(0.07, 576, 65)),
+    2: (Padding(0.035, 500, 9), Padding(0.07, 576, 65), Padding(0.14, 768, 48)),
+    4: (Padding(0.035, 500, 9), Padding(0.07, 576, 65)),
 }
 # In float32 backward of an H above this has no kernel that holds R, and padding saves nothing there
 LARGEST_FLOAT32, LEAST_LARGE_BATCH = 1536, 48
 
 
+def is_short(steps: int) -> bool:
+    """Whether calls of so many steps gain nothing by padding."""
+    return steps < LEAST_STEPS
+
+
 @memo(4096)
-def units_of(spec: Spec, itemsize: int, one_step: bool, batch: int | None, known: bool) -> int:
+def units_of(spec: Spec, itemsize: int, short: bool, batch: int | None, known: bool) -> int:
     """The units of each layer, at least H.
 
     Args:
         itemsize: bytes of a value.
-        one_step: T is 1, where kernels of single steps may run, which read no padding.
+        short: see `is_short`.
         batch: B; None: the most units that any B has.
         known: the device is one of those on which this was measured, see `measured.knows`.
     """
     hidden = spec.hidden_size
     units, wide = whole_tiles(hidden), -(-hidden // WIDE) * WIDE
-    if not known or one_step or len(spec.gates) > MOST_GATES:
+    if not known or short or len(spec.gates) not in GATES:
         return units
     stacked = spec.num_layers > 1 and not spec.bidirectional
     if stacked and (spec.wavefront or hidden <= LARGEST_STACK):
         return units
     least = LEAST_LARGE_BATCH if itemsize == 4 and hidden > LARGEST_FLOAT32 else 0
     if stacked and units == hidden:
-        least = max(least, LEAST_STACK_BATCH)
+        # layers that may run as a wavefront, which knows no padding: by its model it is slower than
+        # padded layers in turn there
+        if itemsize == 4 or hidden < LEAST_STACK_HIDDEN:
+            return units
+        least = LEAST_STACK_BATCH
     pads = any(
         one.least <= hidden and wide <= (1 + one.share) * hidden
         and (batch is None or batch >= max(one.batch, least))

@@ -54,6 +54,10 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
                 wanted.append((1, layers))
                 several |= of_stack if kind == "backward" else set()
             loop = loop_of(problem, kind, on, batch)
+            # units of short calls are not padded
+            short = loop_of(replace(problem, steps=1), kind, on, batch)
+            if short != loop and (found := kernels.best(short)) is not None:
+                made.add(found[0])
             for loops, at_once in wanted:
                 kernel = kernels.best(loop, loops=loops, layers=at_once)
                 if kernel is not None:

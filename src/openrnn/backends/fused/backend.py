@@ -142,8 +142,8 @@ class Fused(Backend):
         Then y of all layers but the last, one after the other, and with lengths the order of rows.
         """
         spec, dtype = problem.spec, problem.dtype
-        # the most units that a batch may have: this one may be a symbol
-        units = units_for(spec, dtype, steps, None)
+        # the most units that any batch has on any GPU: B may be a symbol, and has no device
+        units = units_for(spec, dtype, steps, None, None)
         one = layer_kernels(spec, 0, dtype, 0, units=units)  # its sizes are those of all
         saved: TensorShape = one.saved_shape(steps, batch), dtype
         if one.recompute:
@@ -226,14 +226,14 @@ class Fused(Backend):
                 call, lengths, saved, [*outputs, y], grads, needs, cut, self.spin_limit
             )
             execute(schedule, run)
-        return run.gradients
+            return run.gradients  # a copy of dx without padding may be launched here
 
 
 def _saved(call: Call, reserve: list[Tensor]) -> list[Tensor]:
     """The saved activations of each layer and direction, in memory for at least as many units."""
     spec, (steps, batch, _) = call.problem.spec, call.x.shape
     saved = reserve[: spec.chains]
-    units = units_for(spec, call.x.dtype, steps, batch)
+    units = units_for(spec, call.x.dtype, steps, batch, call.x.device.index or 0)
     one = layer_kernels(spec, 0, call.x.dtype, 0, units=units)
     shape = one.saved_shape(steps, batch)
     if one.recompute or not saved or saved[0].shape == shape:

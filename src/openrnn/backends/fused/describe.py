@@ -84,6 +84,8 @@ def _of_kernel(
     time = plan.microseconds_of(cell, dtype, config, batch, limits)
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
     registers = f"{made.resources.registers} registers{spilled}"
+    padded = config.units > whole_tiles(problem.spec.hidden_size)
+    padding = f", {config.units} units with padding" if padded else ""
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
         held = next((tried for tried in plan.ranked(loop) if not tried.stepwise), None)
         why = "no kernel holds R"
@@ -93,7 +95,8 @@ def _of_kernel(
             why = f"{us:.2f} with a kernel that holds {part}R"
         return (
             f"each step a GEMM and a launch of {config.blocks(batch)} blocks of "
-            f"{config.threads} threads, {registers}, {time:.2f} us a step by the model; {why}"
+            f"{config.threads} threads, {registers}{padding}, {time:.2f} us a step by the model; "
+            f"{why}"
         )
     groups = -(-batch // config.rows)
     blocks = f"cluster of {config.cluster} blocks" if config.cluster > 1 else "block"
@@ -111,8 +114,7 @@ def _of_kernel(
         if config.k_parts > 1:
             way = "shared memory" if config.parts_in_cluster else "L2"
             products += f", sums of {config.k_parts} blocks through {way}"
-    if config.units > whole_tiles(problem.spec.hidden_size):
-        products += f", {config.units} units with padding"
+    products += padding
     if isinstance(config, ClusterStackConfig):
         products += f", half of the warps multiply {config.polled}"
     return (

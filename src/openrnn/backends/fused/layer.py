@@ -20,7 +20,7 @@ from openrnn.native import nvrtc
 from openrnn.params import places
 from openrnn.spec import Spec, dtype_name
 from openrnn.tuning import measured, plan
-from openrnn.tuning.units import units_of
+from openrnn.tuning.units import is_short, units_of
 
 
 class ForwardOptions(NamedTuple):
@@ -80,26 +80,25 @@ def nibbles(order: tuple[int, ...]) -> int:
     return word - (word >> 63 << 64)
 
 
-@memo(1)
-def _measured_devices() -> bool:
-    """Whether all GPUs of this process are of the kind that padded units were measured on.
-
-    Memory for saved activations is planned before its device is known, so they share one answer.
-    """
-    every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-    kinds = {((one.major, one.minor), one.multi_processor_count) for one in every}
-    return bool(kinds) and all(measured.knows(*kind) for kind in kinds)
+@memo(16)
+def _is_measured(device: int | None) -> bool:
+    """Whether a GPU, or for None any of this process, is one that padding was measured on."""
+    devices = range(torch.cuda.device_count()) if device is None else [device]
+    kinds = map(torch.cuda.get_device_properties, devices if torch.cuda.is_available() else ())
+    return any(measured.knows((one.major, one.minor), one.multi_processor_count) for one in kinds)
 
 
-def units_for(spec: Spec, dtype: torch.dtype, steps: int, batch: int | None) -> int:
+def units_for(
+    spec: Spec, dtype: torch.dtype, steps: int, batch: int | None, device: int | None
+) -> int:
     """The units of each layer in a call.
 
     Args:
-        steps: a symbol stands for two and more.
-        batch: None: the most units that any has.
+        steps: a symbol stands for many.
+        batch, device: None: the most units that any has.
     """
-    one_step = isinstance(steps, int) and steps == 1
-    return units_of(spec, dtype.itemsize, one_step, batch, _measured_devices())
+    known = isinstance(steps, int)
+    return units_of(spec, dtype.itemsize, known and is_short(steps), batch, _is_measured(device))
 
 
 class LayerKernels:

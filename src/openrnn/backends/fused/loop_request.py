@@ -6,7 +6,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused.layer import LayerKernels, LoopOptions, measured_names
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan
-from openrnn.tuning.units import units_of
+from openrnn.tuning.units import is_short, units_of
 
 
 def loop_of(
@@ -28,7 +28,8 @@ def units_of_problem(problem: Problem, batch: int) -> int:
     known = problem.capability is not None and measured.knows(
         problem.capability, problem.processors
     )
-    return units_of(problem.spec, problem.dtype.itemsize, problem.steps == 1, batch, known)
+    short = problem.steps is not None and is_short(problem.steps)
+    return units_of(problem.spec, problem.dtype.itemsize, short, batch, known)
 
 
 def loop_of_layer(layer: LayerKernels, options: LoopOptions, batch: int) -> plan.LoopRequest:

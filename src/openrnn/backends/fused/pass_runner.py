@@ -234,7 +234,7 @@ class PassRunner:
         if found is None:
             index = layer * self.spec.directions + direction
             dtype = self.call.x.dtype
-            units = units_for(self.spec, dtype, self.steps, self.batch)
+            units = units_for(self.spec, dtype, self.steps, self.batch, self.device)
             here = layer_kernels(self.spec, index, dtype, self.device, self.spin_limit, units)
             found = self._weights[layer, direction] = Weights(self.call, here)
         return found

@@ -6,6 +6,8 @@ it where a matrix has the dimension that is summed over down its columns. Where 
 measured on an H200: benchmarks/log/cuda-experiments.md, "Matrices made for products".
 """
 
+import torch
+
 from openrnn.backends.fused.copies import ALIGNMENT
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.memo import memo
@@ -18,6 +20,12 @@ TRANSPOSED_DX_FROM = 6400, 512
 # Gates' rows and columns of a gradient of weights in float32, and floating-point operations, from
 # which x or h is transposed for it.
 TRANSPOSED_ROWS_FROM = 1024, 512, 3e9
+
+
+@memo(16)
+def reads_rows(device: int) -> bool:
+    """Whether tensor cores take tf32 operands only with the summed dimension in a row (wgmma)."""
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _misaligned(layer: LayerKernels, columns: int) -> bool:
@@ -48,14 +56,15 @@ def transposes_input(layer: LayerKernels, inner: int, rows: int) -> bool:
     """Whether dx is a product with W_ih transposed: always where it is padded."""
     least_rows, least_columns = TRANSPOSED_DX_FROM
     large = layer.dtype.itemsize == 4 and rows >= least_rows and inner >= least_columns
-    return large or pads_dx(layer, inner, rows)
+    return (large and reads_rows(layer.device)) or pads_dx(layer, inner, rows)
 
 
 def transposes_rows(layer: LayerKernels, columns: int, rows: int) -> bool:
     """Whether x, or h, is transposed for the gradient of a matrix (G*H, columns)."""
     least_gates, least_columns, least_flop = TRANSPOSED_ROWS_FROM
     large = layer.gates * layer.hidden >= least_gates and columns >= least_columns
-    return layer.dtype.itemsize == 4 and large and _flop(layer, columns, rows) >= least_flop
+    large = large and layer.dtype.itemsize == 4 and _flop(layer, columns, rows) >= least_flop
+    return large and reads_rows(layer.device)
 
 
 @memo(1024)
@@ -64,7 +73,7 @@ def input_product(
 ) -> Product:
     """x_gates (rows, G*units) = x (rows, inner) W_ih^T; of one step also h R^T.
 
-    Where H is no multiple of 8, gate by gate: the padding between gates is not read.
+    Where units are padded, gate by gate: the padding between gates is not read.
 
     Args:
         float32_out: x_gates are float32.

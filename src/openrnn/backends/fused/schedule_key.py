@@ -57,5 +57,5 @@ class ScheduleKey(NamedTuple):
         """One layer and direction."""
         index = layer * self.spec.directions + direction
         dtype = self.problem.dtype
-        units = units_for(self.spec, dtype, self.steps, self.batch)
+        units = units_for(self.spec, dtype, self.steps, self.batch, self.device)
         return layer_kernels(self.spec, index, dtype, self.device, self.spin_limit, units)

@@ -78,8 +78,8 @@ class WeightGradient:
     def add(self, gradients: Rows, other: Rows, rows: int) -> None:
         """Adds gradients^T (G*units, rows) times other (rows, N), which is `padded_to_16_bytes`."""
         layer, size, columns = self.layer, self.layer.dtype.itemsize, self.sum.shape[1]
-        if products.transposes_rows(layer, columns, rows):
-            made = transposed_rows(other, rows, columns, self.sum)
+        if self.layers == 1 and products.transposes_rows(layer, columns, rows):
+            made = transposed_rows(other, rows, columns, self.weights.w_hh)
             other = Rows(made.data_ptr(), made.shape[1], transposed=True)
         done, start, gate = 0, self.sum.data_ptr(), layer.units * columns * self.sum.element_size()
         strides = gradients.stride, other.stride
