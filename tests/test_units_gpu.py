@@ -8,7 +8,7 @@ from test_products_gpu import OPTIONS, compare
 
 import openrnn
 from openrnn import cells, memo
-from openrnn.backends.fused.layer import units_for
+from openrnn.backends.fused.layer import layer_of_call
 from openrnn.tuning import units
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ def padded(monkeypatch):
         monkeypatch.setattr(units, name, 0)
     monkeypatch.setattr(units, "GATES", range(1, 9))
     memo.clear()
-    if units_for(cells.lstm.spec(8, 40), torch.bfloat16, 2, 3, 0) != 128:
+    if layer_of_call(cells.lstm.spec(8, 40), 0, torch.bfloat16, 0, 2, 3).units != 128:
         pytest.skip("units are padded on H100 and H200 alone")
     yield
     memo.clear()

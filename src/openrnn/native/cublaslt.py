@@ -145,7 +145,7 @@ class MatmulPlan:
     def __init__(
         self, dtype: torch.dtype, device: int, sizes: tuple[int, int, int],
         layouts: tuple[Layout, Layout, Layout], aligned: int, float32_out: bool, count: int,
-        smaller_tiles: bool = False,
+        smaller_tiles: bool,
     ) -> None:  # fmt: skip
         self._made = list[tuple[str, int]]()
         self._library = load()
@@ -172,7 +172,9 @@ class MatmulPlan:
         least = ctypes.c_uint32(aligned)
         for matrix in range(4):
             self._set("MatmulPreference", wish, _ALIGNMENT + matrix, least)
-        number, found = CANDIDATES if smaller_tiles else 1, ctypes.c_int32()
+        about = torch.cuda.get_device_properties(device)
+        chooses = smaller_tiles and (about.major, about.minor) == SMALLER_TILES_ON
+        number, found = CANDIDATES if chooses else 1, ctypes.c_int32()
         self._proposed = (Algorithm * number)()
         self._library.cublasLtMatmulAlgoGetHeuristic(
             _handle(device), self.product, self.b, self.a, self.d, self.d, wish, number,
@@ -181,12 +183,9 @@ class MatmulPlan:
         if found.value == 0:
             raise LibraryError("cublasLtMatmulAlgoGetHeuristic", "no kernel", f"sizes {sizes}")
         chosen = 0
-        if smaller_tiles:
-            about = torch.cuda.get_device_properties(device)
-            if (about.major, about.minor) == SMALLER_TILES_ON:
-                chosen = self._with_smaller_tiles(
-                    found.value, count * rows * columns, about.multi_processor_count
-                )
+        if chooses:
+            values, processors = count * rows * columns, about.multi_processor_count
+            chosen = self._with_smaller_tiles(found.value, values, processors)
         self.algorithm = ctypes.addressof(self._proposed[chosen])
         self.workspace = int(self._proposed[chosen].workspace)
         self._handle, self._run = _handle(device), self._library.cublasLtMatmul

@@ -42,9 +42,9 @@ PADDINGS: dict[int, tuple[Padding, ...]] = {
 LARGEST_FLOAT32, LEAST_LARGE_BATCH = 1536, 48
 
 
-def is_short(steps: int) -> bool:
-    """Whether calls of so many steps gain nothing by padding."""
-    return steps < LEAST_STEPS
+def is_short(steps: int | None) -> bool:
+    """Whether calls of so many steps gain nothing by padding; None and symbols stand for many."""
+    return isinstance(steps, int) and steps < LEAST_STEPS
 
 
 @memo(4096)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
-from openrnn.backends.fused.copies import ALIGNMENT
+from openrnn.backends.fused.copies import whole_pieces
 from openrnn.backends.fused.describe import both_at_once
 from openrnn.backends.fused.loop_request import loop_of
 from openrnn.backends.fused.stack_choice import stack_of, wavefront_of
@@ -30,7 +30,7 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     plain = {("copy_rows", name), ("fill_flags", "float32")}
     several = set[tuple[str, int]]()  # names, and how many structs of arguments a launch has
     widths = spec.hidden_size, *map(spec.layer_input, range(spec.num_layers))
-    if any(width * problem.dtype.itemsize % ALIGNMENT for width in widths):
+    if any(whole_pieces(width, problem.dtype.itemsize) > width for width in widths):
         plain |= {("permute_weights", name)}  # pads W_ih for long calls
     if problem.grad:
         plain |= {("permute_weights", name), ("reduce_bias_gradients", name)}

@@ -34,7 +34,7 @@ from openrnn.backends.fused.backward import BackwardPass
 from openrnn.backends.fused.copies import dense
 from openrnn.backends.fused.describe import describe, listed
 from openrnn.backends.fused.forward import ForwardPass
-from openrnn.backends.fused.layer import layer_kernels, units_for
+from openrnn.backends.fused.layer import layer_of_call
 from openrnn.backends.fused.lengths import SortedLengths, sort_lengths
 from openrnn.backends.fused.program_call import ProgramCall, ProgramGradCall
 from openrnn.backends.fused.schedule_key import ScheduleKey
@@ -143,8 +143,7 @@ class Fused(Backend):
         """
         spec, dtype = problem.spec, problem.dtype
         # the most units that any batch has on any GPU: B may be a symbol, and has no device
-        units = units_for(spec, dtype, steps, None, None)
-        one = layer_kernels(spec, 0, dtype, 0, units=units)  # its sizes are those of all
+        one = layer_of_call(spec, 0, dtype, None, steps, None)  # its sizes are those of all
         saved: TensorShape = one.saved_shape(steps, batch), dtype
         if one.recompute:
             row = one.width * dtype.itemsize
@@ -233,8 +232,7 @@ def _saved(call: Call, reserve: list[Tensor]) -> list[Tensor]:
     """The saved activations of each layer and direction, in memory for at least as many units."""
     spec, (steps, batch, _) = call.problem.spec, call.x.shape
     saved = reserve[: spec.chains]
-    units = units_for(spec, call.x.dtype, steps, batch, call.x.device.index or 0)
-    one = layer_kernels(spec, 0, call.x.dtype, 0, units=units)
+    one = layer_of_call(spec, 0, call.x.dtype, call.x.device.index or 0, steps, batch)
     shape = one.saved_shape(steps, batch)
     if one.recompute or not saved or saved[0].shape == shape:
         return saved

@@ -88,17 +88,10 @@ def _is_measured(device: int | None) -> bool:
     return any(measured.knows((one.major, one.minor), one.multi_processor_count) for one in kinds)
 
 
-def units_for(
-    spec: Spec, dtype: torch.dtype, steps: int, batch: int | None, device: int | None
-) -> int:
-    """The units of each layer in a call.
-
-    Args:
-        steps: a symbol stands for many.
-        batch, device: None: the most units that any has.
-    """
-    known = isinstance(steps, int)
-    return units_of(spec, dtype.itemsize, known and is_short(steps), batch, _is_measured(device))
+def permute_blocks(gates: int, units: int, across: int) -> int:
+    """The blocks of a launch of `permute_weights`: each moves a tile of a gate."""
+    tile = cuda.PERMUTE_TILE
+    return gates * (-(-units // tile) * -(-across // tile))
 
 
 class LayerKernels:
@@ -106,7 +99,7 @@ class LayerKernels:
 
     Attributes:
         index: layer * directions + direction.
-        units: those that kernels compute, at least H, see `units_for`; unpadded: they are H.
+        units: those that kernels compute, at least H, see `layer_of_call`; unpadded: they are H.
         dtype_name: such as "bfloat16".
         saved: values that forward saves for a unit, row and step.
         saved_bytes: bytes that it saves for a step and 8 rows.
@@ -209,7 +202,6 @@ class LayerKernels:
         """Memory for what `permuted` returns, and the arguments and blocks of its launch."""
         gates, units, columns = self.gates, self.units, matrix.shape[1]
         across = width or columns
-        tile = cuda.PERMUTE_TILE
         shape = (across, gates, units) if transposed else (gates, units, across)
         out = allocator_for(matrix.dtype, matrix.device).empty(*shape)
         args = PermuteWeightsArgs(
@@ -217,7 +209,7 @@ class LayerKernels:
             hidden=self.hidden, across=across, columns=columns, gates=gates, order=nibbles(order),
             transposed=transposed,
         )  # fmt: skip
-        return out, args.words(), gates * (-(-units // tile) * -(-across // tile))
+        return out, args.words(), permute_blocks(gates, units, across)
 
     def wanted(self, needs: Needs) -> tuple[bool, ...]:
         """Which of its gradients are: of x, w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors."""
@@ -236,3 +228,16 @@ class LayerKernels:
 
 
 layer_kernels = memo(4096)(LayerKernels)
+
+
+def layer_of_call(
+    spec: Spec, index: int, dtype: torch.dtype, device: int | None, steps: int, batch: int | None,
+    spin_limit: int = 0,
+) -> LayerKernels:  # fmt: skip
+    """A layer and direction with the units that it has in a call.
+
+    Args:
+        batch, device: None: the most units that any has.
+    """
+    units = units_of(spec, dtype.itemsize, is_short(steps), batch, _is_measured(device))
+    return layer_kernels(spec, index, dtype, device or 0, spin_limit, units)

@@ -125,14 +125,12 @@ class LayerGradients:
         self._reduced = False
         self.dx = tensors.dx
         steps, batch, inner = x.shape
-        sizes = inner, steps * batch
-        self._transposed = weights.w_ih is not None and products.transposes_input(layer, *sizes)
+        sizes, has_matrix = (layer, inner, steps * batch), weights.w_ih is not None
+        self._transposed = has_matrix and products.transposes_input(*sizes)
         if wanted[0] and self.dx is None:
-            if weights.w_ih is not None and products.pads_dx(layer, *sizes):
-                padded = runner.empty(steps, batch, whole_tiles(inner))
-                self.dx = Dx(padded[..., :inner])
-            else:
-                self.dx = Dx(runner.empty(steps, batch, inner))
+            pads = has_matrix and products.pads_dx(*sizes)
+            made = runner.empty(steps, batch, whole_tiles(inner) if pads else inner)
+            self.dx = Dx(made[..., :inner] if pads else made)  # a slice costs the host
         self.w_ih = self.w_hh = None
         # products of each chunk add to the weights
         several = len(chunks) > 1 and chunking.mode not in {"wavefront", "both_directions"}
@@ -145,7 +143,7 @@ class LayerGradients:
         if chunking.mode in {"wavefront", "both_directions"} or chunking.forks:
             self.biases()
         beside = chunking.overlap and chunking.mode != "wavefront" and len(chunks) > 1
-        if beside and self.dx is not None and weights.w_ih is not None:
+        if beside and self.dx is not None and has_matrix:
             _ = weights.input_transposed if self._transposed else weights.input_by_planes
 
     def d_gates(self, chunk: Chunk) -> Tensor:

@@ -28,7 +28,7 @@ def units_of_problem(problem: Problem, batch: int) -> int:
     known = problem.capability is not None and measured.knows(
         problem.capability, problem.processors
     )
-    short = problem.steps is not None and is_short(problem.steps)
+    short = is_short(problem.steps)
     return units_of(problem.spec, problem.dtype.itemsize, short, batch, known)
 
 

@@ -16,8 +16,7 @@ from openrnn.backends.fused.layer import (
     ForwardOptions,
     LayerKernels,
     LoopOptions,
-    layer_kernels,
-    units_for,
+    layer_of_call,
 )
 from openrnn.backends.fused.lengths import SortedLengths, cut_lengths
 from openrnn.backends.fused.prepared import PreparedLoop, loop_for
@@ -132,8 +131,7 @@ class Weights:
         it, too, for the layer below.
         """
         if self._input_transposed is None:
-            layer = self.layer
-            matrix = self.input_matrix
+            layer, matrix = self.layer, self.input_matrix
             width = whole_tiles(matrix.shape[1])
             self._input_transposed = layer.permuted(matrix, layer.input_order, True, width)
         return self._input_transposed
@@ -233,9 +231,10 @@ class PassRunner:
         found = self._weights.get((layer, direction))
         if found is None:
             index = layer * self.spec.directions + direction
-            dtype = self.call.x.dtype
-            units = units_for(self.spec, dtype, self.steps, self.batch, self.device)
-            here = layer_kernels(self.spec, index, dtype, self.device, self.spin_limit, units)
+            here = layer_of_call(
+                self.spec, index, self.call.x.dtype, self.device, self.steps, self.batch,
+                self.spin_limit,
+            )  # fmt: skip
             found = self._weights[layer, direction] = Weights(self.call, here)
         return found
 

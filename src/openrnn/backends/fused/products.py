@@ -8,7 +8,7 @@ measured on an H200: benchmarks/log/cuda-experiments.md, "Matrices made for prod
 
 import torch
 
-from openrnn.backends.fused.copies import ALIGNMENT
+from openrnn.backends.fused.copies import whole_pieces
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.memo import memo
 from openrnn.native.cublaslt import Layout, Product, product_for
@@ -29,7 +29,7 @@ def reads_rows(device: int) -> bool:
 
 
 def _misaligned(layer: LayerKernels, columns: int) -> bool:
-    return columns * layer.dtype.itemsize % ALIGNMENT > 0
+    return whole_pieces(columns, layer.dtype.itemsize) > columns
 
 
 def _flop(layer: LayerKernels, columns: int, rows: int) -> float:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from openrnn.backends.base import Call
-from openrnn.backends.fused.layer import LayerKernels, layer_kernels, units_for
+from openrnn.backends.fused.layer import LayerKernels, layer_of_call
 from openrnn.spec import Problem, Spec
 
 
@@ -56,6 +56,7 @@ class ScheduleKey(NamedTuple):
     def layer(self, layer: int, direction: int) -> LayerKernels:
         """One layer and direction."""
         index = layer * self.spec.directions + direction
-        dtype = self.problem.dtype
-        units = units_for(self.spec, dtype, self.steps, self.batch, self.device)
-        return layer_kernels(self.spec, index, dtype, self.device, self.spin_limit, units)
+        return layer_of_call(
+            self.spec, index, self.problem.dtype, self.device, self.steps, self.batch,
+            self.spin_limit,
+        )  # fmt: skip

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from openrnn.backends.fused import kernels, products
 from openrnn.backends.fused.copies import copied, narrowed, padded_to_16_bytes, whole_pieces
-from openrnn.backends.fused.layer import LayerKernels
+from openrnn.backends.fused.layer import LayerKernels, permute_blocks
 from openrnn.backends.fused.pass_runner import PassRunner, Weights
-from openrnn.codegen import cuda
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.kernels.cuda.args import PermuteWeightsArgs
 from openrnn.memory import allocator_for, template
 from openrnn.schedule import Chunk
@@ -36,14 +36,14 @@ def transposed_rows(matrix: Rows, rows: int, columns: int, like: Tensor) -> Tens
     Args:
         like: a tensor of its dtype and device.
     """
-    width, tile = -(-rows // 8) * 8, cuda.PERMUTE_TILE
+    width = whole_tiles(rows)
     out = allocator_for(like.dtype, like.device).empty(columns, width)
     kernel = kernels.plain("permute_weights", dtype_name(like.dtype), like.device.index or 0)
     args = PermuteWeightsArgs(
         matrix=matrix.address, row=matrix.stride, out=out.data_ptr(), units=width, hidden=rows,
         across=columns, columns=columns, gates=1, order=0, transposed=True,
     )  # fmt: skip
-    kernel.launch(-(-width // tile) * -(-columns // tile), args.words())
+    kernel.launch(permute_blocks(1, width, columns), args.words())
     return out
 
 
