@@ -52,11 +52,12 @@ def gradients(layer, x):
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # the test's own doing
+@pytest.mark.parametrize("hidden", [32, 37])
 @pytest.mark.parametrize("backend", ["fused", "reference"])
-def test_each_replay_draws_its_own_masks(backend, seeds):
+def test_each_replay_draws_its_own_masks(backend, hidden, seeds):
     """Forward and backward of one replay share them: as an eager call with that seed gives."""
     torch.manual_seed(0)
-    layer = openrnn.LSTM(**SIZES, device="cuda", backend=backend)
+    layer = openrnn.LSTM(**SIZES | {"hidden_size": hidden}, device="cuda", backend=backend)
     x = torch.randn(6, 4, 16, device="cuda", requires_grad=True)
     graph, capture = graph_of(lambda: gradients(layer, x))
     with capture():

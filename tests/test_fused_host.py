@@ -275,11 +275,11 @@ def test_weights_are_permuted(hidden, offset, dtype):
         across = units if turned else columns
         want = pad(rows, (0, across - columns, 0, units - hidden))
         want = want.permute(2, 0, 1) if turned else want
-        assert torch.equal(one.permuted(matrix, order, turned), want)
+        assert torch.equal(one.permuted(matrix, order, turned, across), want)
         if not turned:  # with more columns
             wider = pad(want, (0, 16 - columns % 16))
             assert torch.equal(one.permuted(matrix, order, False, wider.shape[2]), wider)
-        jobs.append((matrix, want, *one.permutation(matrix, order, turned)))
+        jobs.append((matrix, want, *one.permutation(matrix, order, turned, across)))
     _, _, _, every, (blocks, *_) = zip(*jobs[2:])
     for _, _, out, _, _ in jobs[2:]:
         out.fill_(math.nan)

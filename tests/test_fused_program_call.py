@@ -106,7 +106,8 @@ def forward(args, hidden, units):
         steps(args, args.x, args.x_step_bytes),
         steps(args, args.saved, args.saved_step_bytes),
     )
-    weight = at(args.weight, (4 * hidden, hidden))
+    weight = at(args.weight, (4 * units, units)).unflatten(0, (4, units))
+    weight = weight[:, :hidden, :hidden].flatten(0, 1)
     initial = [args.chunk_in, args.chunk_in + 4 * BATCH * hidden] if args.chunk_in else args.initial
     h, c = (
         at(place, (BATCH, hidden)).clone() if place else torch.zeros(BATCH, hidden)

@@ -492,11 +492,11 @@ def test_arguments_of_all_layers_are_as_many_as_a_kernel_takes(kind):
 
 
 def test_the_other_way_is_a_wavefront_only_where_one_may_run():
-    """Layer by layer 4 x 250 takes longer than a wavefront of 4 x 256 would."""
+    """Layer by layer takes longer. Where units are padded one may, and it copies what it reads."""
     plain = best(batch=16, steps=256, hidden=256, wavefront=1)
     padded = best(batch=16, steps=256, hidden=250, wavefront=1)
     reset = best(batch=16, steps=256, hidden=256, wavefront=1, reset=True, reset_state=True)
-    assert padded.otherwise > 1.3 * plain.otherwise
+    assert plain.otherwise < padded.otherwise < 1.3 * plain.otherwise
     assert reset.otherwise > 1.3 * plain.otherwise
 
 
@@ -619,8 +619,7 @@ class StackKernel(Kernel):
             assert (args.w_ih != 0) == (layer > 0)
             count = args.steps * BATCH
             if layer:
-                weight = torch.zeros(4, UNITS, hidden)
-                weight[:, :hidden] = at(args.w_ih, (4 * hidden, hidden)).unflatten(0, (4, hidden))
+                weight = at(args.w_ih, (4 * UNITS, UNITS))[:, :hidden].unflatten(0, (4, UNITS))
                 place, row = (below.flag_buffer, UNITS) if padded else (below.y, hidden)
                 x = at(place, (count, hidden), row) @ weight.flatten(0, 1).T
                 args.x, args.x_row = x.data_ptr(), 4 * UNITS

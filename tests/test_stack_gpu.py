@@ -103,6 +103,7 @@ def slack_of(layers):
     ("cell", "hidden", "layers", "dtype", "batches"),
     [(cells.lstm, 128, 3, BF16, (1, 17, 130)), (cells.lstm, 128, 3, FP16, (64,)),
      (cells.lstm, 256, 2, BF16, (17, 130)), (cells.lstm, 512, 4, BF16, (64, 130)),
+     (cells.lstm, 250, 3, BF16, (64,)), (cells.gru, 508, 2, BF16, (64, 130)),
      (cells.gru, 256, 3, BF16, (1, 64, 130)), (cells.peephole_lstm, 128, 3, BF16, (17,))],
     ids=named,
 )  # fmt: skip

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def padded(monkeypatch):
     """Layers of any H are padded to a multiple of 128."""
-    any_size = (units.Padding(1000.0, 1, 1),)
-    monkeypatch.setattr(units, "PADDINGS", {2: any_size, 4: any_size})
-    for name in ("LARGEST_STACK", "LEAST_STACK_BATCH", "LEAST_STACK_HIDDEN", "LEAST_STEPS"):
-        monkeypatch.setattr(units, name, 0)
+    any_size = (units.Padding(range(1, 10**9), 1, 1000.0),)
+    for name in ("PADDINGS", "STACK_PADDINGS"):
+        monkeypatch.setattr(units, name, {2: any_size, 4: any_size})
+    monkeypatch.setattr(units, "LEAST_STEPS", 0)
     monkeypatch.setattr(units, "GATES", range(1, 9))
     memo.clear()
     if layer_of_call(cells.lstm.spec(8, 40), 0, torch.bfloat16, 0, 2, 3).units != 128:
@@ -66,10 +66,21 @@ def test_sizes_that_are_padded(cell, hidden, batch, dtype):
     compare(cell, 40, hidden, 12, batch, dtype)
 
 
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"wavefront": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"bidirectional": True}, {"wavefront": 4}, {"wavefront": 0}], ids=str
+)
 @pytest.mark.parametrize("batch", [32, 64])
 def test_stacks_of_such_sizes(batch, options):
     compare(cells.lstm, 40, 1000, 12, batch, torch.bfloat16, num_layers=2, **options)
+
+
+@pytest.mark.parametrize("dtype", FAIR, ids=str)
+@pytest.mark.parametrize("wavefront", [None, 0, 1, 4])
+@pytest.mark.parametrize(("hidden", "batch"), [(36, 17), (100, 64), (250, 64), (500, 64)])
+@pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
+def test_stacks_with_padded_units(cell, hidden, batch, wavefront, dtype):
+    """In one launch, as a wavefront, layer by layer, or as the models choose."""
+    compare(cell, 40, hidden, 14, batch, dtype, num_layers=3, wavefront=wavefront)
 
 
 def test_a_single_step_is_not_padded():

@@ -53,7 +53,7 @@ def masks_of(names, batch=B):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("hidden", [64, 256])
+@pytest.mark.parametrize("hidden", [37, 64, 250, 256])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("masks", MASKS, ids=str)
 def test_results_are_those_of_layer_by_layer(monkeypatch, kind, hidden, dtype, masks):
@@ -79,6 +79,7 @@ def test_results_are_those_of_layer_by_layer(monkeypatch, kind, hidden, dtype, m
 GRIDS = [
     ("LSTM", 1024, torch.bfloat16, 16), ("LSTM", 1024, torch.float16, 64),
     ("GRU", 1024, torch.bfloat16, 64), ("LSTM", 768, torch.float32, 16),
+    ("LSTM", 1000, torch.bfloat16, 16), ("LSTM", 740, torch.float32, 20),
 ]  # fmt: skip
 
 
@@ -140,8 +141,9 @@ def test_any_chunk_and_any_number_of_layers(monkeypatch, layers, chunk):
         assert (one - want).float().norm() <= 1e-2 * want.float().norm()
 
 
-def test_dropout_between_layers(monkeypatch):
-    module, x = given(dropout=0.5, num_layers=4, hidden=256)
+@pytest.mark.parametrize("hidden", [37, 250, 256])
+def test_dropout_between_layers(monkeypatch, hidden):
+    module, x = given(dropout=0.5, num_layers=4, hidden=hidden)
     wanted = in_turn(monkeypatch, module, x)
     for _ in range(3):
         found = step(module, x)
@@ -150,8 +152,9 @@ def test_dropout_between_layers(monkeypatch):
             assert (one - want).float().norm() <= 1e-2 * want.float().norm()
 
 
-def test_states_of_all_steps(monkeypatch):
-    module, x = given()
+@pytest.mark.parametrize("hidden", [37, 128])
+def test_states_of_all_steps(monkeypatch, hidden):
+    module, x = given(hidden=hidden)
     with torch.no_grad():
         found = module(x, return_states=True)
         monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: None)
@@ -176,9 +179,10 @@ def test_the_model_chooses_and_explain_shows_it():
     assert "side 2" not in str(openrnn.explain(module, x, schedule=True, quiet=True))
 
 
-def test_many_calls_one_after_the_other():
+@pytest.mark.parametrize("hidden", [250, 256])
+def test_many_calls_one_after_the_other(hidden):
     """Memory of side streams goes round without being written too early."""
-    module, x = given(hidden=256)
+    module, x = given(hidden=hidden)
     others = [torch.randn_like(x).requires_grad_() for _ in range(4)]
     wanted = [step(module, other) for other in others]
     for number in range(60):
@@ -188,8 +192,9 @@ def test_many_calls_one_after_the_other():
         del noise
 
 
-def test_in_a_graph_and_on_other_streams():
-    module, x = given()
+@pytest.mark.parametrize("hidden", [37, 128])
+def test_in_a_graph_and_on_other_streams(hidden):
+    module, x = given(hidden=hidden)
     with torch.no_grad():
         wanted = module(x)[0]
         stream = torch.cuda.Stream()

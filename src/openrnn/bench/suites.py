@@ -148,12 +148,13 @@ def _stacks() -> Iterable[BenchRow]:
 
 def _widths() -> Iterable[BenchRow]:
     """H that people write in decimal, and inputs of acoustic features, in odd numbers."""
-    for layers, hidden, batch in ((1, 500, 64), (2, 500, 64), (1, 600, 64), (1, 750, 32),
-                                  (1, 900, 64), (1, 1000, 1), (1, 1000, 16), (1, 1000, 64),
-                                  (4, 1000, 128), (1, 1200, 64), (1, 1500, 64),
-                                  (1, 2000, 32)):  # fmt: skip
+    one = ((500, 64), (600, 64), (750, 32), (900, 64), (1000, 1), (1000, 16), (1000, 64),
+           (1200, 64), (1500, 64), (2000, 32))  # fmt: skip
+    several = ((50, 2, 500, 64), (50, 4, 1000, 128), (128, 4, 500, 64), (128, 8, 250, 64),
+               (128, 3, 300, 32), (128, 2, 1000, 16))  # fmt: skip
+    for steps, layers, hidden, batch in (*((50, 1, *sizes) for sizes in one), *several):
         name = f"lstm-{layers}x{hidden}-b{batch}"
-        yield BenchRow(name, "lstm", 50, batch, hidden, hidden, layers)
+        yield BenchRow(name, "lstm", steps, batch, hidden, hidden, layers)
     for cell, inputs, hidden, batch in (("lstm", 39, 256, 16), ("lstm", 123, 250, 32),
                                         ("lstm", 161, 512, 32), ("gru", 161, 800, 32)):  # fmt: skip
         name = f"{cell}-{hidden}-b{batch}-i{inputs}-both"

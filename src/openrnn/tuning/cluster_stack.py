@@ -58,15 +58,15 @@ _BACKWARD = _Costs(
 _TAKEN = 72
 
 
-# The largest H by default, by bytes of a value. Beyond 512 W_ih and R together hardly fit a
+# The most units by default, by bytes of a value. Beyond 512 W_ih and R together hardly fit a
 # cluster. Backward in tf32 was slower than the other way in seven stacks of H 160 to 384, and by 4%
 # in one of two of up to 128 (part whole of benchmarks/log/stack-polls.jsonl).
-_MOST_HIDDEN = {"forward": {2: 512, 4: 512}, "backward": {2: 512, 4: 128}}
+_MOST_UNITS = {"forward": {2: 512, 4: 512}, "backward": {2: 512, 4: 128}}
 
 
-def knows(kind: str, dtype: str, hidden: int) -> bool:
+def knows(kind: str, dtype: str, units: int) -> bool:
     """Whether such stacks were measured, and quicker."""
-    return hidden <= _MOST_HIDDEN[kind][SIZES[dtype]]
+    return units <= _MOST_UNITS[kind][SIZES[dtype]]
 
 
 def forwards(

@@ -106,12 +106,12 @@ _BACKWARD_STACK = {
 # Beyond these a stack's forward was as quick at most as a wavefront or layer by layer (2 x 768,
 # 8 x 256 at B 16), or nothing was measured; backward of 2 x 768 took 0.86 of the time, and is not
 # taken.
-_LEAST_STACK_BATCH, STACK_HIDDEN = 32, range(256, 641)
+_LEAST_STACK_BATCH, _STACK_UNITS = 32, range(256, 641)
 
 
-def knows_stack(hidden: int, batch: int) -> bool:
+def knows_stack(units: int, batch: int) -> bool:
     """Whether stacks of such sizes, by tiles of 8 rows, were measured."""
-    return whole_tiles(batch) >= _LEAST_STACK_BATCH and hidden in STACK_HIDDEN
+    return whole_tiles(batch) >= _LEAST_STACK_BATCH and units in _STACK_UNITS
 
 
 def forwards(

@@ -72,9 +72,9 @@ def _launch_us(stack: Stack, steps: int, batch: int, config: KernelConfig) -> fl
         if by_multicast:
             us += MULTICAST_BACKWARD_LAUNCH - LAUNCH
         else:
-            row = len(stack.cell.gates) * stack.hidden * SIZES[stack.dtype]
+            row = len(stack.cell.gates) * stack.units * SIZES[stack.dtype]
             us += (stack.layers - 1) * steps * batch * row / FILLED_PER_US
-        no_copies = stack.hidden % 8 == 0 and "reset" not in stack.option_names
+        no_copies = stack.units == stack.hidden and "reset" not in stack.option_names
         together = multiplies_together(stack.layers, SIZES[stack.dtype], no_copies)
         part = BATCHED_PRODUCTS if together else 1.0
         us += (1 + part * (stack.layers - 1)) * after
@@ -87,8 +87,8 @@ def _other_us(stack: Stack, steps: int, batch: int, in_chunks: bool) -> float:
     other = best_wavefront(stack, steps, batch, None) if in_chunks else None
     if other is not None:
         factor = 1.0
-        if stack.kind == "backward" and (stack.hidden < 512 or stack.layers > 2):
-            factor = FACTOR_BELOW_512 if stack.hidden < 512 else FACTOR_FROM_512
+        if stack.kind == "backward" and (stack.units < 512 or stack.layers > 2):
+            factor = FACTOR_BELOW_512 if stack.units < 512 else FACTOR_FROM_512
         return other.us * factor
     product, after = stack.products_us(steps, batch)
     times = plan.step_times(stack.loop(batch), 1)
@@ -112,7 +112,7 @@ def best(
     configs = plan.ranked(stack.loop(batch), layers=stack.layers)
     if wavefront not in (None, 1) or not configs:
         return None
-    if wavefront is None and not plan.knows_stack(configs[0], stack.dtype, stack.hidden, batch):
+    if wavefront is None and not plan.knows_stack(configs[0], stack.dtype, batch):
         return None
     config: KernelConfig = configs[0]
     # one that only has R elsewhere was counted like the first when the factors above were fitted

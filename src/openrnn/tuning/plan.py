@@ -191,8 +191,8 @@ def _stepwise_is_quicker(loop: LoopRequest) -> bool:
     That is, by its model, at most `stepwise.MAX_TIME_RATIO` of the other's measured or else
     modelled time; less than all of it where the other one streams a part of R. With lengths the
     limit is half of that, as other kernels stop at their longest row and a stepwise loop runs all
-    steps. Where forward's units are padded, gates are products of their own: not measured, and it
-    is compared only with kernels that stream a part of R.
+    steps. Where forward's units are padded it is compared only with kernels that stream a part of
+    R: more was not measured.
     """
     configs, us = _ranking(loop, 1)
     streams = configs[0].streamed_fragments > 0
@@ -205,11 +205,11 @@ def _stepwise_is_quicker(loop: LoopRequest) -> bool:
     return own < ratio * us / (2 if "lengths" in loop.option_names else 1)
 
 
-def knows_stack(config: KernelConfig, dtype: str, hidden: int, batch: int) -> bool:
+def knows_stack(config: KernelConfig, dtype: str, batch: int) -> bool:
     """Whether stacks of such sizes were measured with this kind of kernel, and quicker."""
     if isinstance(config, MulticastConfig):
-        return multicast.knows_stack(hidden, batch)
-    return cluster_stack.knows(config.kind, dtype, hidden)
+        return multicast.knows_stack(config.units, batch)
+    return cluster_stack.knows(config.kind, dtype, config.units)
 
 
 @memo(4096)
@@ -219,18 +219,17 @@ def _of_stack(loop: LoopRequest, layers: int) -> tuple[ForwardConfig | BackwardC
     Those of sizes that were measured; where there are none, all in clusters, or all with multicast,
     which takes 16 bits alone, and no resets.
     """
-    cell, dtype, hidden, batch = loop.cell, loop.dtype, loop.hidden, loop.batch
+    cell, dtype, units, batch = loop.cell, loop.dtype, loop.units, loop.batch
     limits = loop.limits
     forward = loop.kind == "forward"
     fitting = cluster_stack.forwards if forward else cluster_stack.backwards
-    clusters = [*fitting(cell, dtype, loop.units, limits, layers)]
+    clusters = [*fitting(cell, dtype, units, limits, layers)]
     others: list[MulticastForwardConfig] | list[MulticastBackwardConfig] = []
     if SIZES[dtype] == 2 and "reset" not in loop.option_names:
         by_multicast = multicast.forwards if forward else multicast.backwards
-        # H as it is: no stack with multicast is padded
-        others = [*by_multicast(cell, dtype, hidden, limits, layers)]
+        others = [*by_multicast(cell, dtype, units, limits, layers)]
     every: list[ForwardConfig | BackwardConfig] = [*clusters, *others]
-    known = [config for config in every if knows_stack(config, dtype, hidden, batch)]
+    known = [config for config in every if knows_stack(config, dtype, batch)]
     configs = known or clusters or others
     return tuple(sorted(configs, key=lambda config: cycles_of(cell, dtype, config, batch, limits)))
 

@@ -10,6 +10,9 @@ from openrnn.codegen.trace import Traced
 from openrnn.tuning import overlap, plan
 
 CHUNK_COST = 13.0  # us of a chunk beyond its steps and products: launches, waits, R loaded anew
+# Bytes a us at which the output of a layer is copied with padded rows, where these are no multiples
+# of 16 bytes: 8 x 250, B 64, on an H200
+COPIED_PER_US = 0.6e6
 
 
 class Stack(NamedTuple):
@@ -17,6 +20,7 @@ class Stack(NamedTuple):
 
     Attributes:
         kind, option_names: of the loops.
+        units: at least `hidden`, see `units.units_of`.
         columns: of the matrix, of G*H rows, that is multiplied with each chunk; after: of those
             that are multiplied with all steps of a layer when its loops have run.
         processors: multiprocessors; None where they are not known.
@@ -27,6 +31,7 @@ class Stack(NamedTuple):
     cell: Traced
     dtype: str
     hidden: int
+    units: int
     layers: int
     columns: int
     after: int
@@ -38,14 +43,19 @@ class Stack(NamedTuple):
         return plan.LoopRequest(
             kind=self.kind, option_names=self.option_names, cell=self.cell, dtype=self.dtype,
             hidden=self.hidden, batch=batch, capability=self.capability,
-            processors=self.processors,
+            processors=self.processors, padded_to=self.units,
         )  # fmt: skip
 
     def products_us(self, steps: int, batch: int) -> tuple[float, float]:
-        """Microseconds of a layer's products of `columns` and of `after`."""
-        rows, size = len(self.cell.gates) * self.hidden, SIZES[self.dtype]
+        """Microseconds of a layer's products of `columns` and of `after`.
+
+        The first has the copy that it reads.
+        """
+        rows, size = len(self.cell.gates) * self.units, SIZES[self.dtype]
+        row = self.hidden * size
+        copied = steps * batch * row if self.kind == "forward" and row % 16 else 0
         return (
-            overlap.products_time(steps, batch, rows, self.columns, size),
+            overlap.products_time(steps, batch, rows, self.columns, size) + copied / COPIED_PER_US,
             overlap.products_time(steps, batch, rows, self.after, size),
         )
 

@@ -6,40 +6,64 @@ an LSTM of 1,000 units at B 128 takes 0.6 of the time with 1,024 units
 (benchmarks/log/cuda-experiments.md, "Units that are padded").
 """
 
+import sys
 from typing import NamedTuple
 
 from openrnn.codegen.tiles import whole_tiles
 from openrnn.memo import memo
 from openrnn.spec import Spec
-from openrnn.tuning import multicast
 
 WIDE = 128  # units are padded to a multiple of this
-# The largest H of stacks that one launch runs, which knows no padding.
-LARGEST_STACK = multicast.STACK_HIDDEN[-1]
-LEAST_STACK_BATCH, LEAST_STACK_HIDDEN = 64, 896  # see `units_of`
 # Gates of cells that are padded: loops with multicast have at most eight, and what cells of one or
 # two gates gain was not measured.
 GATES = range(3, 9)
-# Padding costs a call copies of weights' gradients, and R is loaded value by value, which few steps
-# do not gain: an estimate, only T 64 was timed. Kernels of single steps read no padding.
+# Padding costs a call copies of weights and of their gradients, which few steps do not gain: an
+# estimate. Kernels of single steps read no padding.
 LEAST_STEPS = 12
 
 
 class Padding(NamedTuple):
-    """Units are padded where they become at most (1 + share) H, H from `least`, B from `batch`."""
+    """For some H and from some B on units are padded where they become at most (1 + share) H."""
 
-    share: float
-    least: int
+    hidden: range
     batch: int
+    share: float
 
 
-# by bytes of a value
+def _from(hidden: int) -> range:
+    return range(hidden, sys.maxsize)
+
+
+# By bytes of a value. In float32 backward of an H above 1,536 has no kernel that holds R, and small
+# batches gain nothing by padding.
 PADDINGS: dict[int, tuple[Padding, ...]] = {
-    2: (Padding(0.035, 500, 9), Padding(0.07, 576, 65), Padding(0.14, 768, 48)),
-    4: (Padding(0.035, 500, 9), Padding(0.07, 576, 65)),
+    2: (
+        Padding(_from(500), 9, 0.035),
+        Padding(_from(576), 65, 0.07),
+        Padding(_from(768), 48, 0.14),
+    ),
+    4: (
+        Padding(range(500, 1537), 9, 0.035),
+        Padding(_from(1537), 48, 0.035),
+        Padding(_from(576), 65, 0.07),
+    ),
 }
-# In float32 backward of an H above this has no kernel that holds R, and padding saves nothing there
-LARGEST_FLOAT32, LEAST_LARGE_BATCH = 1536, 48
+# The same of stacks of one direction. Below B 48 wavefronts of fewer units take less time by the
+# models where H is between 512 and 896; 2 x 600 was quicker layer by layer without padding.
+STACK_PADDINGS: dict[int, tuple[Padding, ...]] = {
+    2: (
+        Padding(range(500, 513), 9, 0.035),
+        Padding(range(513, 896), 48, 0.035),
+        Padding(_from(896), 9, 0.035),
+        Padding(_from(641), 65, 0.07),
+        Padding(_from(768), 48, 0.14),
+    ),
+    4: (
+        Padding(range(500, 1537), 9, 0.035),
+        Padding(_from(1537), 48, 0.035),
+        Padding(_from(641), 65, 0.07),
+    ),
+}
 
 
 def is_short(steps: int | None) -> bool:
@@ -62,18 +86,10 @@ def units_of(spec: Spec, itemsize: int, short: bool, batch: int | None, known: b
     if not known or short or len(spec.gates) not in GATES:
         return units
     stacked = spec.num_layers > 1 and not spec.bidirectional
-    if stacked and (spec.wavefront or hidden <= LARGEST_STACK):
-        return units
-    least = LEAST_LARGE_BATCH if itemsize == 4 and hidden > LARGEST_FLOAT32 else 0
-    if stacked and units == hidden:
-        # layers that may run as a wavefront, which knows no padding: by its model it is slower than
-        # padded layers in turn there
-        if itemsize == 4 or hidden < LEAST_STACK_HIDDEN:
-            return units
-        least = LEAST_STACK_BATCH
+    paddings = STACK_PADDINGS if stacked else PADDINGS
     pads = any(
-        one.least <= hidden and wide <= (1 + one.share) * hidden
-        and (batch is None or batch >= max(one.batch, least))
-        for one in PADDINGS.get(itemsize, ())
+        hidden in one.hidden and wide <= (1 + one.share) * hidden
+        and (batch is None or batch >= one.batch)
+        for one in paddings.get(itemsize, ())
     )  # fmt: skip
     return wide if pads else units

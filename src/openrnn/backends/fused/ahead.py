@@ -7,7 +7,7 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused import kernels
 from openrnn.backends.fused.copies import whole_pieces
 from openrnn.backends.fused.describe import both_at_once
-from openrnn.backends.fused.loop_request import loop_of
+from openrnn.backends.fused.loop_request import loop_of, units_of_problem
 from openrnn.backends.fused.stack_choice import stack_of, wavefront_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
@@ -29,9 +29,11 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
     arch, made = arch_of(capability), set[Binary]()
     plain = {("copy_rows", name), ("fill_flags", "float32")}
     several = set[tuple[str, int]]()  # names, and how many structs of arguments a launch has
+    batches = tuple(batches)
     widths = spec.hidden_size, *map(spec.layer_input, range(spec.num_layers))
-    if any(whole_pieces(width, problem.dtype.itemsize) > width for width in widths):
-        plain |= {("permute_weights", name)}  # pads W_ih for long calls
+    pads = any(units_of_problem(problem, batch) > spec.hidden_size for batch in batches)
+    if pads or any(whole_pieces(width, problem.dtype.itemsize) > width for width in widths):
+        plain |= {("permute_weights", name)}  # pads R, and W_ih for long calls
     if problem.grad:
         plain |= {("permute_weights", name), ("reduce_bias_gradients", name)}
         if problem.dtype.itemsize == 2:  # the gradients of several chunks are summed in float32
@@ -53,6 +55,8 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
             if _one_launch(problem, kind, on, batch):
                 wanted.append((1, layers))
                 several |= of_stack if kind == "backward" else set()
+                if units_of_problem(problem, batch) > spec.hidden_size:
+                    several.add(("permute_weights", 2 * layers - 1))
             loop = loop_of(problem, kind, on, batch)
             # units of short calls are not padded
             short = loop_of(replace(problem, steps=1), kind, on, batch)

@@ -85,7 +85,7 @@ class BackwardPass(ForwardLoops):
         if direction == 0:
             if layer < self.spec.num_layers - 1:
                 above = self._dx.pop(layer + 1)
-                self._dy = None if above is None else above.tensor
+                self._dy = None if above is None else above.padded
             self._input = self._input_of(layer)
         weights = self.weights(layer, direction)
         chunking, parts = self.chunkings[layer][direction], 0
@@ -133,15 +133,11 @@ class BackwardPass(ForwardLoops):
             self._masked = masked(self.call, operation.layer, self.outputs[operation.layer])
             return
         above, chunk = operation.layer + 1, operation.chunk
-        if chunk is not None:
-            found = self._current[above, 0].dx
-            if found is not None:
-                dx = chunk.of(found.tensor)
-                masked(self.call, operation.layer, dx, chunk.begin, dx)
-            return
-        whole = self._dx[above]
-        if whole is not None:
-            whole.tensor = masked(self.call, operation.layer, whole.dense)
+        found = self._dx[above] if chunk is None else self._current[above, 0].dx
+        if found is not None:
+            # columns that are padding stay zero
+            dx = found.padded if chunk is None else chunk.of(found.padded)
+            masked(self.call, operation.layer, dx, 0 if chunk is None else chunk.begin, dx)
 
     def _at(self, operation: OfChunk) -> LayerGradients:
         return self._current[operation.loop_key]

@@ -8,7 +8,7 @@ from openrnn.backends.base import Call
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
 from openrnn.backends.fused.lengths import SortedLengths
-from openrnn.backends.fused.pass_runner import fill_flags
+from openrnn.backends.fused.pass_runner import fill_flags, pad_all
 from openrnn.backends.fused.prepared import PreparedLoop
 from openrnn.backends.fused.single_step import launch_forward
 from openrnn.schedule.operations import (
@@ -128,6 +128,7 @@ class ForwardPass(ForwardLoops):
     def stack_loop(self, operation: StackLoop) -> None:
         words: list[int] = []
         first = self.inputs_of(OfChunk(0, 0, operation.chunk))
+        pad_all([self.weights(layer, 0) for layer in range(self.spec.num_layers)])
         for layer, y in enumerate(self.outputs):
             flags = first.flag_buffer
             if self._padded_lower is not None:

@@ -113,6 +113,8 @@ class ForwardLoops(PassRunner):
                 ),
             )  # fmt: skip
             _ = weights.recurrent  # made here, on the main stream
+            if weights.w_ih is not None and self._pads_inputs(layer, weights.w_ih.shape[1]):
+                _ = weights.input_padded
         else:
             self.inputs_of(operation)
 
@@ -122,14 +124,17 @@ class ForwardLoops(PassRunner):
         if w_ih is None:
             return
         x, rows = self.chunk_input(operation), operation.chunk.steps * self.batch
-        # of all steps, so that it is the same for all chunks
-        padded = products.pads_inputs(layer, x.shape[2], self.steps * self.batch)
+        padded = self._pads_inputs(layer, x.shape[2])
         if padded:
             x, w_ih = padded_to_16_bytes(x), inputs.weights.input_padded
         elif not x.is_contiguous():
             x = copied(x)
         product = products.input_product(layer, x.shape[2], rows, padded=padded)
         product.run(x.data_ptr(), w_ih.data_ptr(), inputs.x_gates.data_ptr())
+
+    def _pads_inputs(self, layer: LayerKernels, inner: int) -> bool:
+        # of all steps, so that it is the same for all chunks
+        return products.pads_inputs(layer, inner, self.steps * self.batch)
 
     def fill_flags(self, operation: FillFlags) -> None:
         inputs = self.inputs_of(operation)
@@ -176,14 +181,13 @@ class ForwardLoops(PassRunner):
             finals, all_states: of all steps.
         """
         direction, chunk = operation.direction, operation.chunk
-        several_layers, stepwise = inputs.loop.config.layers > 1, inputs.loop.config.stepwise
+        several_layers = inputs.loop.config.layers > 1
         weights, size = inputs.weights, y.element_size()
         layer = weights.layer
-        recurrent = weights.recurrent_padded if stepwise else weights.recurrent
         x_step, x_row, _ = inputs.x_gates.stride()
         (lengths, order, reset), (chunk_in, chunk_out) = self.mask_addresses(chunk), chunk_states
         return inputs.loop.args.words(
-            weight=recurrent.data_ptr(),
+            weight=weights.recurrent.data_ptr(),
             w_ih=weights.stack_input.data_ptr() if operation.layer and several_layers else 0,
             x=inputs.x_gates.data_ptr(),
             x_step_bytes=(-x_step if direction else x_step) * size,

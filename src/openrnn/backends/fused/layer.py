@@ -128,6 +128,8 @@ class LayerKernels:
         self.cell = cell = traced(spec)
         self.hidden, self.units = spec.hidden_size, units or whole_tiles(spec.hidden_size)
         self.unpadded = self.hidden == self.units
+        # its dx is the dy of a layer that has padded units
+        self.feeds_padded = not self.unpadded and index > 0 and spec.directions == 1
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
         self.param_indices = places(spec)[index]
         w_ih, w_hh, b_ih, b_hh, _, *vectors = self.param_indices
@@ -139,6 +141,7 @@ class LayerKernels:
         self.x_gate = self.units if spec.input_mode == "gates" else 0
         alone = cell.split_gates
         shared = tuple(gate for gate in cell.gates if gate not in alone)
+        self.own_order = tuple(range(self.gates))
         self.input_order = tuple(cell.gates.index(gate) for gate in (*alone, *shared))
         self.recurrent_order = tuple(cell.gates.index(gate) for gate in (*shared, *alone))
         self.planes = len(cuda.planes(cell))

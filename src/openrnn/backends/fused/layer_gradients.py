@@ -16,7 +16,6 @@ from openrnn.backends.fused.weight_gradients import (
     add_w_ih,
     write_dx,
 )
-from openrnn.codegen.tiles import whole_tiles
 from openrnn.schedule import Chunk, Chunking
 
 Found = list[Tensor | None]  # of w_ih, w_hh, b_ih, b_hh, w_hr and the unit vectors
@@ -40,18 +39,20 @@ class Dx:
     """The gradient of x (T, B, I): one direction writes that of a step, and the other adds to it.
 
     Args:
-        tensor: memory for it, whose rows may be padded.
+        padded: memory for it (T, B, width), zero past I once it is written.
+        columns: I.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, padded: Tensor, columns: int) -> None:
+        self.padded = padded
+        # a slice costs the host
+        self.tensor = padded[..., :columns] if padded.shape[2] > columns else padded
         self._written: list[tuple[int, int]] = []  # ranges of steps that do not touch
 
     @property
     def dense(self) -> Tensor:
         """It without padding: a copy where it has some."""
-        padded = self.tensor.stride(1) > self.tensor.shape[2]
-        return copied(self.tensor) if padded else self.tensor
+        return self.tensor if self.tensor is self.padded else copied(self.tensor)
 
     def parts(self, chunk: Chunk) -> list[tuple[Chunk, bool]]:
         """Splits a chunk into ranges of steps that are written and that are not, and says which.
@@ -128,9 +129,8 @@ class LayerGradients:
         sizes, has_matrix = (layer, inner, steps * batch), weights.w_ih is not None
         self._transposed = has_matrix and products.transposes_input(*sizes)
         if wanted[0] and self.dx is None:
-            pads = has_matrix and products.pads_dx(*sizes)
-            made = runner.empty(steps, batch, whole_tiles(inner) if pads else inner)
-            self.dx = Dx(made[..., :inner] if pads else made)  # a slice costs the host
+            width = products.dx_width(*sizes) if has_matrix else inner
+            self.dx = Dx(runner.empty(steps, batch, width), inner)
         self.w_ih = self.w_hh = None
         # products of each chunk add to the weights
         several = len(chunks) > 1 and chunking.mode not in {"wavefront", "both_directions"}
@@ -228,10 +228,13 @@ class LayerGradients:
 
 
 def _dy_of_direction(layer: LayerKernels, dy: Tensor | None) -> Tensor | None:
-    """This direction's part of dy (T, B, D*H) as the backward loop reads it."""
+    """This direction's part of dy (T, B, D*H) as the backward loop reads it.
+
+    The layer above may have written it with zeros for all units already.
+    """
     if dy is None:
         return None
     if layer.spec.directions > 1:
         dy = dy[..., layer.direction * layer.hidden : (layer.direction + 1) * layer.hidden]
-    ready = layer.unpadded and dy.stride(-1) == 1 and aligned(dy)
+    ready = dy.shape[2] == layer.units and dy.stride(-1) == 1 and aligned(dy)
     return dy if ready else copied(dy, layer.units)

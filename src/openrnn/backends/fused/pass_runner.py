@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openrnn.backends.base import Call
 from openrnn.backends.fused import kernels
-from openrnn.backends.fused.copies import ALIGNMENT, copied, dense, stacked, whole_pieces
+from openrnn.backends.fused.copies import ALIGNMENT, dense, stacked, whole_pieces
 from openrnn.backends.fused.layer import (
     BackwardOptions,
     ForwardOptions,
@@ -81,7 +81,6 @@ class Weights:
         if self.layer.vectors:
             self.unit_vectors = stacked([params[index] for index in self.layer.vector_indices])
         self._recurrent: Tensor | None = None
-        self._recurrent_padded: Tensor | None = None
         self._input_padded: Tensor | None = None
         self._input_by_planes: Tensor | None = None
         self._stack_input: Tensor | None = None
@@ -89,23 +88,21 @@ class Weights:
         self._recurrent_transposed: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
 
+    def _padded(self, matrix: Tensor) -> Tensor:
+        """A matrix (G*H, H) as (G*units, units)."""
+        layer = self.layer
+        if layer.unpadded:
+            return dense(matrix)
+        return layer.permuted(matrix, layer.own_order, False, layer.units)
+
     # made when first read, and not by cached_property, whose lock costs 2 us before Python 3.12
 
     @property
     def recurrent(self) -> Tensor:
-        """R (G*H, H) as the forward loop reads it."""
+        """R (G*units, units) as the forward loop reads it, zeros past H."""
         if self._recurrent is None:
-            self._recurrent = dense(self.w_hh) if self.layer.unpadded else self.w_hh
+            self._recurrent = self._padded(self.w_hh)
         return self._recurrent
-
-    @property
-    def recurrent_padded(self) -> Tensor:
-        """R (G*H, units) as the GEMMs of a stepwise loop read it."""
-        if self._recurrent_padded is None:
-            layer = self.layer
-            made = self.recurrent if layer.unpadded else copied(self.w_hh[None], layer.units)[0]
-            self._recurrent_padded = made
-        return self._recurrent_padded
 
     @property
     def input_matrix(self) -> Tensor:
@@ -120,19 +117,20 @@ class Weights:
         if self._input_padded is None:
             layer, matrix = self.layer, self.input_matrix
             width = whole_pieces(matrix.shape[1], matrix.element_size())
-            self._input_padded = layer.permuted(matrix, tuple(range(layer.gates)), False, width)
+            self._input_padded = layer.permuted(matrix, layer.own_order, False, width)
         return self._input_padded
 
     @property
     def input_transposed(self) -> Tensor:
-        """W_ih (I rounded up to a multiple of 8, G, units) transposed, zeros past I.
+        """W_ih (width, G, units) transposed, zeros past I.
 
-        Its gates are in the order of the gate gradients' first planes. Backward of a stack reads
+        The width is I rounded up to a multiple of 8, or all units where the layer below has padded
+        ones. Gates are in the order of the gate gradients' first planes. Backward of a stack reads
         it, too, for the layer below.
         """
         if self._input_transposed is None:
             layer, matrix = self.layer, self.input_matrix
-            width = whole_tiles(matrix.shape[1])
+            width = layer.units if layer.feeds_padded else whole_tiles(matrix.shape[1])
             self._input_transposed = layer.permuted(matrix, layer.input_order, True, width)
         return self._input_transposed
 
@@ -148,10 +146,9 @@ class Weights:
 
     @property
     def stack_input(self) -> Tensor:
-        """W_ih (G*H, H) as the forward loop of a stack reads it: where H is padded, by values."""
+        """W_ih (G*units, units) as the forward loop of a stack reads it, zeros past H."""
         if self._stack_input is None:
-            matrix = self.input_matrix
-            self._stack_input = dense(matrix) if self.layer.unpadded else matrix
+            self._stack_input = self._padded(self.input_matrix)
         return self._stack_input
 
     @property
@@ -180,19 +177,42 @@ class Weights:
 
 def transpose_all(layers: Sequence[Weights]) -> None:
     """Transposes all matrices that backward of a stack reads, by one launch."""
-    layer, units = layers[0].layer, layers[0].layer.units
-    jobs = [layer.permutation(one.w_hh, layer.recurrent_order, True, units) for one in layers]
+    layer = layers[0].layer
+    recurrent, inputs = _permuted(layers, layer.recurrent_order, layer.input_order, True)
+    for one, made in zip(layers, recurrent):
+        one._recurrent_transposed = made
+    for one, made in zip(layers[1:], inputs):
+        one._input_transposed = made
+
+
+def pad_all(layers: Sequence[Weights]) -> None:
+    """Pads all matrices that forward of a stack reads, by one launch, where units are padded."""
+    layer = layers[0].layer
+    if layer.unpadded:
+        return
+    recurrent, inputs = _permuted(layers, layer.own_order, layer.own_order, False)
+    for one, made in zip(layers, recurrent):
+        one._recurrent = made
+    for one, made in zip(layers[1:], inputs):
+        one._stack_input = made
+
+
+def _permuted(
+    layers: Sequence[Weights], recurrent_order: tuple[int, ...], input_order: tuple[int, ...],
+    transposed: bool,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """R of all layers and W_ih of all but the first, see `LayerKernels.permuted`."""
+    layer = layers[0].layer
+    jobs = [layer.permutation(one.w_hh, recurrent_order, transposed, layer.units) for one in layers]
     jobs += [
-        layer.permutation(one.input_matrix, layer.input_order, True, units) for one in layers[1:]
+        layer.permutation(one.input_matrix, input_order, transposed, layer.units)
+        for one in layers[1:]
     ]
     blocks = jobs[0][2]  # all matrices have one shape
     words = [words for _, words, _ in jobs]
     kernels.launch_several("permute_weights", layer.dtype_name, layer.device, words, blocks)
-    transposed = [made for made, _, _ in jobs]
-    for one, made in zip(layers, transposed):
-        one._recurrent_transposed = made
-    for one, made in zip(layers[1:], transposed[len(layers) :]):
-        one._input_transposed = made
+    made = [made for made, _, _ in jobs]
+    return made[: len(layers)], made[len(layers) :]
 
 
 class Masks(NamedTuple):

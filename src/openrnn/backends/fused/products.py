@@ -10,6 +10,7 @@ import torch
 
 from openrnn.backends.fused.copies import whole_pieces
 from openrnn.backends.fused.layer import LayerKernels
+from openrnn.codegen.tiles import whole_tiles
 from openrnn.memo import memo
 from openrnn.native.cublaslt import Layout, Product, product_for
 
@@ -47,16 +48,22 @@ def pads_inputs(layer: LayerKernels, inner: int, rows: int) -> bool:
     return misaligned and _long(layer, inner, rows)
 
 
-def pads_dx(layer: LayerKernels, inner: int, rows: int) -> bool:
-    """Whether dx is written with rows that are padded to a multiple of 8 values."""
-    return _misaligned(layer, inner) and _long(layer, inner, rows)
+def dx_width(layer: LayerKernels, inner: int, rows: int) -> int:
+    """Columns of the memory for dx: I, or more where padded rows make its product quicker.
+
+    Where the layer below has padded units, it reads dx as its dy, with all of them.
+    """
+    if layer.feeds_padded:
+        return layer.units
+    pads = _misaligned(layer, inner) and _long(layer, inner, rows)
+    return whole_tiles(inner) if pads else inner
 
 
 def transposes_input(layer: LayerKernels, inner: int, rows: int) -> bool:
     """Whether dx is a product with W_ih transposed: always where it is padded."""
     least_rows, least_columns = TRANSPOSED_DX_FROM
     large = layer.dtype.itemsize == 4 and rows >= least_rows and inner >= least_columns
-    return (large and reads_rows(layer.device)) or pads_dx(layer, inner, rows)
+    return (large and reads_rows(layer.device)) or dx_width(layer, inner, rows) > inner
 
 
 def transposes_rows(layer: LayerKernels, columns: int, rows: int) -> bool:
@@ -73,11 +80,11 @@ def input_product(
 ) -> Product:
     """x_gates (rows, G*units) = x (rows, inner) W_ih^T; of one step also h R^T.
 
-    Where units are padded, gate by gate: the padding between gates is not read.
+    Where units are padded and W_ih is not, gate by gate: the padding between gates is not read.
 
     Args:
         float32_out: x_gates are float32.
-        padded: W_ih is (G*units, inner).
+        padded: W_ih or R is (G*units, inner).
     """
     width = layer.gates * layer.units
     whole = padded or layer.unpadded

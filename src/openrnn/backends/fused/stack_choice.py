@@ -10,7 +10,6 @@ from openrnn.backends.base import traced
 from openrnn.backends.fused.loop_request import units_of_problem
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.cuda import planes
-from openrnn.codegen.tiles import whole_tiles
 from openrnn.spec import Problem
 from openrnn.tuning import chunks, one_launch, plan, wavefront
 from openrnn.tuning.stack_times import Stack
@@ -18,18 +17,13 @@ from openrnn.tuning.stack_times import Stack
 
 def wavefront_refusal(problem: Problem, steps: int, batch: int) -> str | None:
     """Why the layers of a stack do not run as a wavefront; None where they may."""
-    hidden = problem.spec.hidden_size
-    if reason := _shared_refusal(problem, steps, batch):
-        return reason
-    if problem.reset_state:
+    reason = _shared_refusal(problem, steps, batch)
+    if reason is None and problem.reset_state:
         return (
             "states for resets are given: backward adds up their gradients in one launch, and "
             "forward in chunks is not built for them"
         )
-    if hidden % 8:
-        return f"hidden_size {hidden}, needs a multiple of 8"
-    units = units_of_problem(problem, batch)
-    return None if units == hidden else f"hidden_size {hidden} is padded to {units} units"
+    return reason
 
 
 def _shared_refusal(problem: Problem, steps: int, batch: int) -> str | None:
@@ -43,7 +37,7 @@ def _shared_refusal(problem: Problem, steps: int, batch: int) -> str | None:
         return f"input_mode {spec.input_mode!r} has no product of layer 0 to cut"
     if problem.grad and spec.recompute == "gates":
         return "recompute='gates' has time chunks of its own"
-    values = len(planes(traced(spec))) * whole_tiles(spec.hidden_size)
+    values = len(planes(traced(spec))) * units_of_problem(problem, batch)
     bytes_ = spec.num_layers * steps * batch * values * problem.dtype.itemsize
     if problem.grad and bytes_ > chunks.LARGEST_WAVEFRONT:
         most = chunks.LARGEST_WAVEFRONT >> 20
@@ -87,7 +81,7 @@ def stack_of(
     """
     if stack_refusal(problem, steps, batch) is not None or not steps:
         return None
-    stack = _stack(problem, kind, option_names, wanted)
+    stack = _stack(problem, kind, option_names, batch, wanted)
     if stack is None:
         return None
     in_chunks = wavefront_refusal(problem, steps, batch) is None
@@ -110,21 +104,22 @@ def wavefront_of(
         or wavefront_refusal(problem, steps, batch) is not None
     ):
         return None
-    stack = _stack(problem, kind, option_names, wanted)
+    stack = _stack(problem, kind, option_names, batch, wanted)
     # 1 asks for one launch: where there is none the model chooses
     chunk = None if problem.spec.wavefront == 1 else problem.spec.wavefront
     return None if stack is None else wavefront.best(stack, steps, batch, chunk)
 
 
 def _stack(
-    problem: Problem, kind: str, option_names: plan.OptionNames, wanted: bool
+    problem: Problem, kind: str, option_names: plan.OptionNames, batch: int, wanted: bool
 ) -> Stack | None:
     spec = problem.spec
     if problem.capability is None:
         return None
     return Stack(
         kind=kind, option_names=option_names, cell=traced(spec), dtype=problem.dtype_name,
-        hidden=spec.hidden_size, layers=spec.num_layers, columns=spec.hidden_size,
+        hidden=spec.hidden_size, units=units_of_problem(problem, batch), layers=spec.num_layers,
+        columns=spec.hidden_size,
         after=2 * spec.hidden_size if kind == "backward" and wanted else 0,
         capability=problem.capability, processors=problem.processors,
     )  # fmt: skip

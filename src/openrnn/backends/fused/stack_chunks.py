@@ -29,8 +29,8 @@ def _with_device(key: ScheduleKey) -> Problem:
     """The problem as `explain` is given it: with its device and what its call passes."""
     about = torch.cuda.get_device_properties(key.device)
     return replace(
-        key.problem, capability=(about.major, about.minor), processors=about.multi_processor_count,
-        reset_state=key.reset_states,
+        key.call_problem, capability=(about.major, about.minor),
+        processors=about.multi_processor_count,
     )  # fmt: skip
 
 

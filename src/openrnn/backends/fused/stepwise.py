@@ -75,7 +75,7 @@ class StepwiseLoop:
         made = self._empty(batch, layer.gates * layer.units)
         carried = self._empty(len(layer.spec.states), batch, layer.hidden)
         self._put(words, h=h, products=made, carried=carried)
-        product = products.input_product(layer, layer.units, batch, float32_out=True)
+        product = products.input_product(layer, layer.units, batch, float32_out=True, padded=True)
         weight = words[index_of("weight")]
         self._step(words, -1, launch_event)  # the first states, and h
         for step in range(words[index_of("steps")]):

@@ -1,6 +1,7 @@
 """The arguments of every CUDA kernel, a table each.
 
-In shapes `hidden` is H, and `units` is H rounded up to a multiple of 8.
+In shapes `hidden` is H, and `units` or UNITS is H padded as `tuning/units.py` says, at least to a
+multiple of 8.
 """
 
 from typing import Annotated
@@ -15,8 +16,8 @@ class ForwardArgs(Args):
     Strides in bytes lead to the loop's next step: they are negative where it runs back in time.
     """
 
-    weight: Annotated[int, "const storage_t*", "R [GATES, hidden, hidden]"]
-    w_ih: Annotated[int, "const storage_t*", "in a stack: W_ih [GATES, hidden, hidden]"] = 0
+    weight: Annotated[int, "const storage_t*", "R [GATES, UNITS, UNITS], zeros past hidden"]
+    w_ih: Annotated[int, "const storage_t*", "in a stack: W_ih, of the same shape"] = 0
     x: Annotated[int, "const storage_t*", "input side [T, B, GATES, UNITS], by strides"]
     x_step_bytes: Annotated[int, "int64", "of the loop, negative in reverse"]
     x_row: Annotated[int, "int64", "values from a row to the next"]
@@ -48,7 +49,7 @@ class ForwardArgs(Args):
     chunk_out: Annotated[int, "float*", "the same for the next chunk instead of final, or null"] = 0
     steps: Annotated[int, "int64", "T"]
     batch: Annotated[int, "int64", "B"]
-    hidden: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    hidden: Annotated[int, "int64", "H, at most UNITS"]
     layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: the loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid, stack: rows before it are of other launches"] = 0
@@ -99,7 +100,7 @@ class BackwardArgs(Args):
     chunk_out: Annotated[int, "float*", "the same for the next chunk, not d_initial; or null"] = 0
     steps: Annotated[int, "int64", "T"]
     batch: Annotated[int, "int64", "B"]
-    hidden: Annotated[int, "int64", "H; UNITS is the next multiple of 8"]
+    hidden: Annotated[int, "int64", "H, at most UNITS"]
     layers: Annotated[int, "int64", "of a stack, whose structs follow each other; or 1"] = 1
     reverse: Annotated[int, "int64", "1: forward's loop begins at the end of time"]
     first_row: Annotated[int, "int64", "grid, stack: rows before it are of other launches"] = 0
@@ -183,7 +184,7 @@ class PermuteWeightsArgs(Args):
     out: Annotated[
         int, "storage_t*", "[gates, units, across] or, transposed, [across, gates, units]"
     ]
-    units: Annotated[int, "int64", "hidden, rounded up to a multiple of 8"]
+    units: Annotated[int, "int64", "at least hidden, a multiple of 8; zeros past hidden"]
     hidden: Annotated[int, "int64", ""]
     across: Annotated[int, "int64", "columns of out, with zeros past those of matrix"]
     columns: Annotated[int, "int64", ""]
@@ -256,7 +257,7 @@ class ReduceBiasGradientsArgs(Args):
     planes: Annotated[int, "int64", ""]
     gates: Annotated[int, "int64", ""]
     vectors: Annotated[int, "int64", ""]
-    units: Annotated[int, "int64", "hidden, rounded up to a multiple of 8"]
+    units: Annotated[int, "int64", "of a row of sums, at least hidden"]
     hidden: Annotated[int, "int64", ""]
     left: Annotated[int, "int64", "4 bits each: the plane of a gate on the input side"]
     right: Annotated[int, "int64", "4 bits each: the same on the recurrent side"]

@@ -26,7 +26,7 @@
 //   they count with SHARED_GIVEN (bytes of shared memory), POLLS_GIVEN (of a thread of the input
 //   warps, a step), FLAG_ROWS_GIVEN and FILLED_ROWS_GIVEN (128 bytes each, of a flag buffer).
 // Of the call:  LENGTHS, RESET, ALL_STATES (they are returned), RESET_STATE (states after a reset
-//   are given), SAVE (forward saves activations), PADDED (H is not a multiple of 8).
+//   are given), SAVE (forward saves activations), PADDED (UNITS are more than H).
 // Of tests:  SPIN_LIMIT, polls after which a wait traps; 0: it lasts as long as it takes.
 
 typedef unsigned int uint32;

@@ -116,7 +116,7 @@ forward(const __grid_constant__ Layers<ForwardArgs> all) {
     // R after the rest is set up: loaded earlier, what comes later is spilled in some kernels
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, here.thread);
-    load_weights(args, args.weight, here, matrix, others);
+    load_weights(args.weight, here, matrix, others);
     inputs.fill(args, here, time, ring, resets);
     // offsets computed once: with few rows a step takes as long as its instructions
     const int operand = keep_in_register(operand_start(here.thread_in_group, here.group_of_lane));

@@ -179,15 +179,14 @@ INLINE void begin_exchange(const Place& here, uint32 mbarriers, uint32 (&peers)[
 
 // R, or another matrix of its shape, as the A operand of this warp.
 template <bool HALVES = true>
-INLINE void load_weights(const ForwardArgs& args, const storage_t* weights, const Place& here,
-                         Matrix& matrix, unsigned char* others) {
+INLINE void load_weights(const storage_t* weights, const Place& here, Matrix& matrix,
+                         unsigned char* others) {
     load_matrix(matrix, others, [&](int number, int s) {
         const int j = number / GATES, group = here.first_group + j;
         const int k = s * K_TILE + here.thread_in_group * PIECE_K;
         uint4 found = {};
         if (j < GROUPS_OF_WARP && group < here.end_group && k < UNITS)
-            found = piece_of<HALVES>(weights, number % GATES, group * 8 + here.group_of_lane, k,
-                                     args.hidden);
+            found = piece_of<HALVES>(weights, number % GATES, group * 8 + here.group_of_lane, k);
         return found;
     });
 }

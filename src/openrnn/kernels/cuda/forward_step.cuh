@@ -61,8 +61,8 @@ INLINE void send_hidden(const Place& here, const uint32 (&peers)[SENDS], uint4 p
 }
 #endif
 
-// y of a row and two units at time t. The layer above in a stack polls for it: where H is no
-// multiple of 8 it polls for a copy, padded to UNITS.
+// y of a row and two units at time t. The layer above in a stack polls for it: where units are
+// padded it polls for a copy with all of them.
 INLINE void store_output(const ForwardArgs& args, storage_t* y, Pair pair, int row, int unit,
                          int t) {
 #if LAYERS > 1 && !PADDED

@@ -97,9 +97,13 @@ INLINE void store_inside(storage_t* target, Pair pair, int64 unit, int64 units) 
 #else
     const storage_t first = pair.low, second = pair.high;
 #endif
-    if (unit + 1 < units && units % 2 == 0) return store(target, pair);
-    if (unit < units) target[0] = first;
-    if (unit + 1 < units) target[1] = second;
+    const int left = int(units) - int(unit);
+    if (units % 2 == 0) {
+        if (left > 0) store(target, pair);
+    } else {  // rows of pairs are not aligned
+        if (left > 0) target[0] = first;
+        if (left > 1) target[1] = second;
+    }
 #else
     store(target, pair);
 #endif

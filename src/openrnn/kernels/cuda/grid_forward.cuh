@@ -72,7 +72,7 @@ forward(const __grid_constant__ ForwardArgs given_args) {
     unsigned char* const others = matrix_of(shared + AT_WEIGHTS, threadIdx.x);
     Streamed streamed(args.streamed, int64(blockIdx.x) * WARPS + here.warp, lane);
     load_part(here, matrix, others, streamed, [&](int group, int gate, int k) {
-        return piece_of(args.weight, gate, group * 8 + group_of_lane, k, args.hidden);
+        return piece_of(args.weight, gate, group * 8 + group_of_lane, k);
     });
     #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i)

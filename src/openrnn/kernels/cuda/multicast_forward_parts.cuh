@@ -13,8 +13,7 @@ INLINE void load_weights(const ForwardArgs& args, const Place& here, Matrix& mat
         return piece_of(other ? args.w_ih : args.weight, gate,
                         (here.block * GROUPS_OF_BLOCK + group) * 8 + here.group_of_lane,
                         ((STACK ? 0 : half_of_k * K_TILES) + k_tile) * K_TILE +
-                            here.thread_in_group * PIECE_K,
-                        args.hidden);
+                            here.thread_in_group * PIECE_K);
     });
     share_weights();
 }

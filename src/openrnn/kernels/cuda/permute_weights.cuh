@@ -1,5 +1,5 @@
-// Weights with their gates in another order, transposed or not, padded to a multiple of 8 units and
-// to more columns; or any matrix transposed, as one gate.
+// Weights with their gates in another order, transposed or not, padded to more units and columns;
+// or any matrix transposed, as one gate.
 
 #include "device.cuh"
 
@@ -23,17 +23,41 @@ INLINE int place_of(int line, int piece) {
     return line * TILE + (piece ^ line / PIECE % PIECES) * PIECE;
 }
 
-// 16 bytes at a time: addresses, rows and columns are multiples of that.
+// A piece at any address, of which the first `values` exist: zeros after them. Both loads are of
+// aligned 16 bytes that hold one of these values at least.
+INLINE uint4 load_piece(const storage_t* source, int64 values) {
+    if (values <= 0) return make_uint4(0, 0, 0, 0);
+    const int bytes = int(min(values, int64(PIECE))) * SIZE;
+    const int shift = int(reinterpret_cast<int64>(source) & 15);
+    const uint4* const first = reinterpret_cast<const uint4*>(
+        reinterpret_cast<const unsigned char*>(source) - shift);
+    const uint4 low = first[0];
+    const uint4 high = shift + bytes > 16 ? first[1] : make_uint4(0, 0, 0, 0);
+    if (shift == 0 && bytes == 16) return low;
+    uint32 words[9] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w, 0};
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) words[i] = shift & 4 ? words[i + 1] : words[i];
+    #pragma unroll
+    for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
+    uint32 found[4];
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int left = bytes - 4 * i;  // 2 are half a word
+        const uint32 word = __funnelshift_r(words[i], words[i + 1], (shift & 3) * 8);
+        found[i] = left >= 4 ? word : left == 2 ? word & 0xffff : 0;
+    }
+    return make_uint4(found[0], found[1], found[2], found[3]);
+}
+
+// 16 bytes at a time: rows of out are multiples of that.
 INLINE void move_pieces(const PermuteWeightsArgs& args, const Part& part, storage_t* tile) {
     const int first_line = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
     #pragma unroll
     for (int line = first_line; line < TILE; line += LINES_OF_PIECES) {
         const int64 unit = part.unit + line, column = part.column + piece * PIECE;
-        const bool inside = unit < args.hidden && column < args.columns;
-        const uint4 values = inside
-            ? *reinterpret_cast<const uint4*>(
-                  args.matrix + (part.from * args.hidden + unit) * args.row + column)
-            : make_uint4(0, 0, 0, 0);
+        const uint4 values =
+            load_piece(args.matrix + (part.from * args.hidden + unit) * args.row + column,
+                       unit < args.hidden ? args.columns - column : 0);
         if (args.transposed)
             *reinterpret_cast<uint4*>(tile + place_of(line, piece)) = values;
         else if (unit < args.units && column < args.across)
@@ -100,9 +124,8 @@ extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeight
     const int64 gate = block / side / down;
     const Part part{block / side % down * TILE, block % side * TILE, gate,
                     args.order >> (4 * gate) & 15};
-    const int64 address = reinterpret_cast<int64>(args.matrix);
-    const int64 strides = args.row | args.columns | (args.transposed ? 0 : args.across);
-    if ((address | strides * SIZE) % 16 == 0)
+    // rows of out: units are a multiple of 8
+    if (args.transposed || args.across * SIZE % 16 == 0)
         move_pieces(args, part, tile);
     else
         move_values(args, part, tile);

@@ -25,36 +25,20 @@ typedef float Sums[MMA_ROWS][TILES][CHAINS][4];
 
 #include "streamed.cuh"
 
-// 16 bytes of R, [GATES, units, units], in the row of a gate's unit from k on; zeros where H ends.
-// In a stack also of W_ih, which is not halved: gates halve what the ring buffer has of it.
+// 16 bytes of R, [GATES, UNITS, UNITS], in the row of a gate's unit from k on. In a stack also of
+// W_ih, which is not halved: gates halve what the ring buffer has of it.
 template <bool HALVES = true>
-INLINE uint4 piece_of(const storage_t* matrix, int gate, int unit, int k, int64 units) {
-    const int64 count = PADDED ? units : UNITS;
-    const storage_t* const row = matrix + (gate * count + unit) * count + k;
+INLINE uint4 piece_of(const storage_t* matrix, int gate, int unit, int k) {
+    const storage_t* const row = matrix + (int64(gate) * UNITS + unit) * UNITS + k;
     uint32 words[4];
-#if !PADDED && !HALF_OPERANDS
-    const uint4 found = *reinterpret_cast<const uint4*>(row);
-    words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
-#else
-#if PADDED
-    storage_t found[PIECE_K];
-    #pragma unroll
-    for (int i = 0; i < PIECE_K; ++i)
-        found[i] = unit < units && k + i < units ? row[i] : storage_t(0);
-#else
+#if HALF_OPERANDS
     const float4 low = reinterpret_cast<const float4*>(row)[0];
     const float4 high = reinterpret_cast<const float4*>(row)[1];
-    const float found[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#endif
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
-#if HALF_OPERANDS
-        words[i] = pack(found[2 * i], found[2 * i + 1]);
-#elif NARROW
-        words[i] = uint32(found[2 * i]) | uint32(found[2 * i + 1]) << 16;
+    words[0] = pack(low.x, low.y), words[1] = pack(low.z, low.w);
+    words[2] = pack(high.x, high.y), words[3] = pack(high.z, high.w);
 #else
-        words[i] = __float_as_uint(found[i]);
-#endif
+    const uint4 found = *reinterpret_cast<const uint4*>(row);
+    words[0] = found.x, words[1] = found.y, words[2] = found.z, words[3] = found.w;
 #endif
 #if NARROW
     if (HALVES && SCALED >> gate & 1)

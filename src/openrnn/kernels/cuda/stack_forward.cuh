@@ -1,6 +1,6 @@
 // The forward time loops of a stack, each layer in clusters of its own, one launch for all.
 //
-// y of a layer, or where H is no multiple of 8 a copy, is a flag buffer: the layer above polls it.
+// y of a layer, or where units are padded a copy, is a flag buffer: the layer above polls it.
 // Each cluster reads y of the rows that it has. A layer waits for nothing but the one below, and
 // all blocks are resident together, since the launch is cooperative. So all layers run at once,
 // each a few steps behind the one below.
@@ -17,7 +17,7 @@ INLINE void multiply_inputs(const ForwardArgs& args, const Place& here, const in
                             int count, const ForwardArgs& lower) {
     Matrix matrix;
     unsigned char* const others = matrix_of(shared + AT_INPUT_WEIGHTS, here.thread);
-    if (here.layer > 0) load_weights<false>(args, args.w_ih, here, matrix, others);
+    if (here.layer > 0) load_weights<false>(args.w_ih, here, matrix, others);
     const RingBarriers ring_barriers(here, shared_address(shared) + AT_RING_BARRIERS, true);
     unsigned char* const ring = shared + AT_RING + here.warp * RING_BYTES + here.lane * 2 * SIZE;
     const int operand = operand_start(here.thread_in_group, here.group_of_lane);
