@@ -56,6 +56,9 @@ def cases() -> Iterator[Case]:
         for hidden, batch in ((24, 9), (64, 33), (256, 20)):
             for dtype in (BF16, TF32):
                 yield {**stack, "hidden": hidden, "batch": batch, "dtype": dtype}
+        # units that are padded
+        ways = {"wavefront": 3}, {"batch": 9}, {"batch": 70, "multicast": True}
+        yield from ({**stack, "hidden": 250, **way} for way in ways)
         # backward: 12 polls at once, and for an LSTM of 512 units two rounds
         yield from ({**stack, "hidden": hidden, "batch": 9} for hidden in (384, 512))
         for hidden, batch in ((64, 3), (256, 33), (1024, 16), (128, 560)):

@@ -107,6 +107,8 @@ def forward(args, hidden, units):
         steps(args, args.saved, args.saved_step_bytes),
     )
     weight = at(args.weight, (4 * units, units)).unflatten(0, (4, units))
+    assert not weight[:, hidden:].any()
+    assert not weight[:, :, hidden:].any()
     weight = weight[:, :hidden, :hidden].flatten(0, 1)
     initial = [args.chunk_in, args.chunk_in + 4 * BATCH * hidden] if args.chunk_in else args.initial
     h, c = (
@@ -153,7 +155,9 @@ def backward(args, hidden, units):
         saved = at(saved_at[t], (1, 8))
         carried = carried * (1 - 0.5 * resets[t]) * (0.5 + runs[t])
         if args.dy:
-            dy = at(dy_at[t], (BATCH, hidden), args.dy_row)
+            dy = at(dy_at[t], (BATCH, units), args.dy_row)
+            assert not dy[:, hidden:].any()
+            dy = dy[:, :hidden]
             carried = torch.sin(carried + dy + saved.sum())
         found = torch.zeros(BATCH, 4, units)
         found[..., :hidden] = carried[:, None]

@@ -58,6 +58,7 @@ from openrnn.schedule.operations import BeginLayer, Loop, StackLoop
 from openrnn.spec import Problem
 from openrnn.tuning import multicast, one_launch, plan
 from openrnn.tuning.limits import Limits
+from openrnn.tuning.wavefront import Wavefront
 
 ABSENT = nvrtc.absent()
 HOPPER, PROCESSORS = (9, 0), 132
@@ -619,7 +620,10 @@ class StackKernel(Kernel):
             assert (args.w_ih != 0) == (layer > 0)
             count = args.steps * BATCH
             if layer:
-                weight = at(args.w_ih, (4 * UNITS, UNITS))[:, :hidden].unflatten(0, (4, UNITS))
+                weight = at(args.w_ih, (4 * UNITS, UNITS)).unflatten(0, (4, UNITS))
+                assert not weight[:, hidden:].any()
+                assert not weight[:, :, hidden:].any()
+                weight = weight[:, :, :hidden]
                 place, row = (below.flag_buffer, UNITS) if padded else (below.y, hidden)
                 x = at(place, (count, hidden), row) @ weight.flatten(0, 1).T
                 args.x, args.x_row = x.data_ptr(), 4 * UNITS
@@ -780,8 +784,8 @@ def no_compiler(monkeypatch):
 @pytest.mark.parametrize(
     ("hidden", "layers", "wanted"),
     [(512, 4, {("permute_weights", 7), ("reduce_bias_gradients", 4), ("copy_rows", 6)}),
+     (500, 4, {("permute_weights", 7), ("reduce_bias_gradients", 4), ("copy_rows", 6)}),
      (640, 2, {("permute_weights", 3), ("reduce_bias_gradients", 2)}), (512, 1, set())],
-    ids=["4", "2", "1"],
 )  # fmt: skip
 def test_plain_kernels_of_stacks_are_compiled_ahead(monkeypatch, hidden, layers, wanted):
     """Those that take the arguments of several layers."""
@@ -794,6 +798,50 @@ def test_plain_kernels_of_stacks_are_compiled_ahead(monkeypatch, hidden, layers,
     monkeypatch.setattr(kernels, "plain_binary", plain_binary)
     ahead.compiled(problem(hidden, layers), [64], False)
     assert {one for one in asked if one[1] > 1} == wanted
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize(("hidden", "wanted"), [(500, {("permute_weights", 7)}), (512, set())])
+def test_matrices_are_padded_by_one_kernel_in_inference(monkeypatch, hidden, wanted):
+    asked = set()
+    monkeypatch.setattr(kernels, "plain_binary", lambda name, *given: asked.add((name, *given[2:])))
+    ahead.compiled(problem(hidden, 4, grad=False), [64], False)
+    assert {one for one in asked if len(one) > 1} == wanted
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_short_calls_of_padded_stacks_are_compiled_ahead(monkeypatch):
+    """They have other units, and run in one launch too."""
+    asked, best = set(), kernels.best
+
+    def noted(loop, loops=1, layers=1):
+        asked.add((loop.kind, loop.units, layers))
+        return best(loop, loops, layers)
+
+    monkeypatch.setattr(kernels, "best", noted)
+    ahead.compiled(problem(500, 4), [16], False)
+    assert {(kind, 504, 4) for kind in KINDS} | {("forward", 512, 4)} <= asked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("hidden", "layers", "steps", "units", "wanted"),
+    [(500, 4, 128, 512, MulticastConfig), (250, 8, 256, 256, None), (750, 2, 300, 768, Wavefront)],
+)
+def test_padded_stacks_have_the_ways_of_others(kind, hidden, layers, steps, units, wanted):
+    names = plan.measured_options(kind, ("save",) if kind == "forward" else ())
+    found = []
+    for size in (hidden, units):
+        asked = problem(size, layers, steps=steps, batch=64)
+        found.append(next(stack_choice.ways(asked, kind, names, steps, 64, True)))
+    padded, plain = found
+    assert type(padded) is type(plain)
+    if isinstance(padded, Wavefront):
+        assert wanted is Wavefront
+    else:
+        assert padded.config == plain.config
+        assert padded.config.units == units
+        assert wanted is None or isinstance(padded.config, wanted)
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -75,7 +75,8 @@ def time_of(spec, dtype, steps, batch):
         if way is None:
             stack = stack_choice._stack(problem, kind, names, batch, True)
             alone = plan.step_times(stack.loop(batch), 1).alone
-            total += stack.in_turn_us(steps * alone, sum(stack.products_us(steps, batch)))
+            products = sum(stack.products_us(steps, batch)) + stack.copy_us(steps, batch)
+            total += stack.in_turn_us(steps * alone, products)
         else:
             total += way.us
     return total

@@ -52,7 +52,7 @@ class KernelConfig(ABC):
     """What every kernel has.
 
     Args:
-        units: H, rounded up to a multiple of 8.
+        units: at least H, a multiple of 8.
         cluster: blocks that exchange through shared memory; warps: of a block.
         groups: of 8 units, at most: of a warp, a block or a cluster, see `groups_of`.
         tiles: of 8 batch rows, the N of one product.

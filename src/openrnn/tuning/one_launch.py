@@ -91,6 +91,7 @@ def _other_us(stack: Stack, steps: int, batch: int, in_chunks: bool) -> float:
             factor = FACTOR_BELOW_512 if stack.units < 512 else FACTOR_FROM_512
         return other.us * factor
     product, after = stack.products_us(steps, batch)
+    product += stack.copy_us(steps, batch)
     times = plan.step_times(stack.loop(batch), 1)
     alone = inf if times is None else times.alone  # no kernel holds R
     return stack.in_turn_us(steps * alone, product + after)

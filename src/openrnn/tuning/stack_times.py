@@ -10,8 +10,8 @@ from openrnn.codegen.trace import Traced
 from openrnn.tuning import overlap, plan
 
 CHUNK_COST = 13.0  # us of a chunk beyond its steps and products: launches, waits, R loaded anew
-# Bytes a us at which the output of a layer is copied with padded rows, where these are no multiples
-# of 16 bytes: 8 x 250, B 64, on an H200
+# Bytes a us at which the output of a layer is copied to rows of whole 16 bytes, where its own are
+# not: 8 x 250, B 64, on an H200
 COPIED_PER_US = 0.6e6
 
 
@@ -47,17 +47,17 @@ class Stack(NamedTuple):
         )  # fmt: skip
 
     def products_us(self, steps: int, batch: int) -> tuple[float, float]:
-        """Microseconds of a layer's products of `columns` and of `after`.
-
-        The first has the copy that it reads.
-        """
+        """Microseconds of a layer's products of `columns` and of `after`."""
         rows, size = len(self.cell.gates) * self.units, SIZES[self.dtype]
-        row = self.hidden * size
-        copied = steps * batch * row if self.kind == "forward" and row % 16 else 0
         return (
-            overlap.products_time(steps, batch, rows, self.columns, size) + copied / COPIED_PER_US,
+            overlap.products_time(steps, batch, rows, self.columns, size),
             overlap.products_time(steps, batch, rows, self.after, size),
         )
+
+    def copy_us(self, steps: int, batch: int) -> float:
+        """Microseconds of the copy that an upper layer's input product reads, 0 for none."""
+        row = self.hidden * SIZES[self.dtype]
+        return steps * batch * row / COPIED_PER_US if self.kind == "forward" and row % 16 else 0.0
 
     def in_turn_us(self, loop_us: float, products_us: float) -> float:
         """All layers one after the other, from the times of a layer's loop and products."""

@@ -62,6 +62,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     # the part of the device that a loop takes; all of it where it is not known how many fit
     share = plan.clusters_of(config, batch) / resident if resident else 1.0
     product, after = stack.products_us(steps, batch)
+    product += stack.copy_us(steps, batch)
     loop = steps * times.several
     alone = GRID_PRODUCTS * product if loops > 1 else product
     in_turn = stack.in_turn_us(steps * times.alone, alone + after)

@@ -12,6 +12,7 @@ from openrnn.backends.fused.stack_choice import stack_of, wavefront_of
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step
+from openrnn.tuning.units import LEAST_STEPS
 
 
 def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set[Binary]:
@@ -43,32 +44,43 @@ def compiled(problem: Problem, batches: Iterable[int], reset_state: bool) -> set
         plain |= {("sort_lengths", "float32"), ("cut_lengths", "float32")}
     made |= {kernels.plain_binary(*kernel, arch) for kernel in plain}
     layers = spec.num_layers
-    of_stack = {("permute_weights", 2 * layers - 1), ("reduce_bias_gradients", layers)}
+    of_units = "permute_weights", 2 * layers - 1  # pads or transposes all matrices
+    of_stack = {of_units, ("reduce_bias_gradients", layers)}
     of_stack |= {("copy_rows", 2 * layers - 2)} if layers > 2 else set()
     kinds = plan.kinds(
         spec, problem.grad, problem.lengths, problem.reset, problem.return_states, reset_state
     )
     for batch in batches:
         for kind, on in kinds:
-            wanted = [(1, 1)]  # loops at once, layers of a launch
-            wanted += [(2, 1)] if _several(problem, kind, on, batch) else []
-            if _one_launch(problem, kind, on, batch):
-                wanted.append((1, layers))
-                several |= of_stack if kind == "backward" else set()
-                if units_of_problem(problem, batch) > spec.hidden_size:
-                    several.add(("permute_weights", 2 * layers - 1))
-            loop = loop_of(problem, kind, on, batch)
-            # units of short calls are not padded
-            short = loop_of(replace(problem, steps=1), kind, on, batch)
-            if short != loop and (found := kernels.best(short)) is not None:
-                made.add(found[0])
-            for loops, at_once in wanted:
+            for loop, loops, at_once in _requests(problem, kind, on, batch):
+                if at_once > 1:
+                    several |= of_stack if kind == "backward" else set()
+                    several |= {of_units} if loop.units > spec.hidden_size else set()
                 kernel = kernels.best(loop, loops=loops, layers=at_once)
                 if kernel is not None:
                     made.add(kernel[0])
         made.update(_of_steps(problem, batch))
     made |= {kernels.plain_binary(kernel, name, arch, structs) for kernel, structs in several}
     return made
+
+
+def _requests(
+    problem: Problem, kind: str, option_names: plan.OptionNames, batch: int
+) -> Iterator[tuple[plan.LoopRequest, int, int]]:
+    """The loops of calls of any T, each with how many run at once and layers of a launch."""
+    loop, layers = loop_of(problem, kind, option_names, batch), problem.spec.num_layers
+    yield loop, 1, 1
+    if _several(problem, kind, option_names, batch):
+        yield loop, 2, 1
+    if _one_launch(problem, kind, option_names, batch):
+        yield loop, 1, layers
+    # units of short calls are padded to a multiple of 8 alone
+    short = replace(problem, steps=LEAST_STEPS - 1)
+    its_loop = loop_of(short, kind, option_names, batch)
+    if its_loop != loop:
+        yield its_loop, 1, 1
+        if _one_launch(short, kind, option_names, batch):
+            yield its_loop, 1, layers
 
 
 LONG = 100  # steps of a call in which loops run at once
@@ -96,11 +108,10 @@ def _several(problem: Problem, kind: str, option_names: plan.OptionNames, batch:
 
 
 def _one_launch(problem: Problem, kind: str, option_names: plan.OptionNames, batch: int) -> bool:
-    """Whether one launch runs all layers of long calls."""
+    """Whether one launch runs all layers of calls of so many steps, or else of long ones."""
     measured_names = plan.measured_options(kind, option_names)
-    launches = (
-        stack_of(problem, kind, measured_names, steps, batch, True) for steps in (LONG, *OTHERS)
-    )
+    every = (LONG, *OTHERS) if problem.steps is None else (problem.steps,)
+    launches = (stack_of(problem, kind, measured_names, steps, batch, True) for steps in every)
     return any(launch is not None for launch in launches)
 
 

@@ -85,7 +85,7 @@ class BackwardPass(ForwardLoops):
         if direction == 0:
             if layer < self.spec.num_layers - 1:
                 above = self._dx.pop(layer + 1)
-                self._dy = None if above is None else above.padded
+                self._dy = None if above is None else above.memory
             self._input = self._input_of(layer)
         weights = self.weights(layer, direction)
         chunking, parts = self.chunkings[layer][direction], 0
@@ -136,7 +136,7 @@ class BackwardPass(ForwardLoops):
         found = self._dx[above] if chunk is None else self._current[above, 0].dx
         if found is not None:
             # columns that are padding stay zero
-            dx = found.padded if chunk is None else chunk.of(found.padded)
+            dx = found.memory if chunk is None else chunk.of(found.memory)
             masked(self.call, operation.layer, dx, 0 if chunk is None else chunk.begin, dx)
 
     def _at(self, operation: OfChunk) -> LayerGradients:

@@ -80,6 +80,9 @@ class ForwardPass(ForwardLoops):
             else:
                 y = self.lower[operation.layer]
             self.outputs.append(y)
+        if operation.layers == 1:  # else `pad_all` makes those of all layers
+            # made here, on the main stream, before any loop is launched
+            _ = self.weights(operation.layer, operation.direction).recurrent
 
     def dropout(self, operation: Dropout) -> None:
         layer, chunk, y = operation.layer, operation.chunk, self.outputs[operation.layer]

@@ -112,7 +112,7 @@ class ForwardLoops(PassRunner):
                     self.forward_loop(operation.layer, operation.direction), layer, steps
                 ),
             )  # fmt: skip
-            _ = weights.recurrent  # made here, on the main stream
+            # made here, on the main stream
             if weights.w_ih is not None and self._pads_inputs(layer, weights.w_ih.shape[1]):
                 _ = weights.input_padded
         else:

@@ -100,6 +100,8 @@ class LayerKernels:
     Attributes:
         index: layer * directions + direction.
         units: those that kernels compute, at least H, see `layer_of_call`; unpadded: they are H.
+        feeds_padded: dx has a column for each unit, as the layer below reads it as its dy: where
+            units are padded, in upper layers of one direction.
         dtype_name: such as "bfloat16".
         saved: values that forward saves for a unit, row and step.
         saved_bytes: bytes that it saves for a step and 8 rows.
@@ -111,6 +113,7 @@ class LayerKernels:
         recompute: backward runs forward's loop again instead.
         spin_limit: see `kernels.kernel`.
         planes: gate gradients of a unit; width: of all units, a row of d_gates.
+        own_order: the gates as the cell names them.
         input_order, recurrent_order: the gates in the order of the first planes, which are of the
             input side, and of the last ones, which are of the recurrent side.
         input_spans, recurrent_spans: the same as ranges of consecutive gates.
@@ -128,7 +131,6 @@ class LayerKernels:
         self.cell = cell = traced(spec)
         self.hidden, self.units = spec.hidden_size, units or whole_tiles(spec.hidden_size)
         self.unpadded = self.hidden == self.units
-        # its dx is the dy of a layer that has padded units
         self.feeds_padded = not self.unpadded and index > 0 and spec.directions == 1
         self.gates, self.vectors = len(spec.gates), len(spec.unit_params)
         self.param_indices = places(spec)[index]

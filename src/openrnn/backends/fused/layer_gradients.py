@@ -39,20 +39,20 @@ class Dx:
     """The gradient of x (T, B, I): one direction writes that of a step, and the other adds to it.
 
     Args:
-        padded: memory for it (T, B, width), zero past I once it is written.
+        memory: for it, (T, B, width), zero past I once it is written.
         columns: I.
     """
 
-    def __init__(self, padded: Tensor, columns: int) -> None:
-        self.padded = padded
+    def __init__(self, memory: Tensor, columns: int) -> None:
+        self.memory = memory
         # a slice costs the host
-        self.tensor = padded[..., :columns] if padded.shape[2] > columns else padded
+        self.tensor = memory[..., :columns] if memory.shape[2] > columns else memory
         self._written: list[tuple[int, int]] = []  # ranges of steps that do not touch
 
     @property
     def dense(self) -> Tensor:
         """It without padding: a copy where it has some."""
-        return self.tensor if self.tensor is self.padded else copied(self.tensor)
+        return self.tensor if self.tensor is self.memory else copied(self.tensor)
 
     def parts(self, chunk: Chunk) -> list[tuple[Chunk, bool]]:
         """Splits a chunk into ranges of steps that are written and that are not, and says which.

@@ -88,7 +88,7 @@ class Weights:
         self._recurrent_transposed: Tensor | None = None
         self._recurrent_by_planes: Tensor | None = None
 
-    def _padded(self, matrix: Tensor) -> Tensor:
+    def _with_all_units(self, matrix: Tensor) -> Tensor:
         """A matrix (G*H, H) as (G*units, units)."""
         layer = self.layer
         if layer.unpadded:
@@ -101,7 +101,7 @@ class Weights:
     def recurrent(self) -> Tensor:
         """R (G*units, units) as the forward loop reads it, zeros past H."""
         if self._recurrent is None:
-            self._recurrent = self._padded(self.w_hh)
+            self._recurrent = self._with_all_units(self.w_hh)
         return self._recurrent
 
     @property
@@ -136,7 +136,7 @@ class Weights:
 
     @property
     def input_by_planes(self) -> Tensor:
-        """W_ih (G*H, I) with its gates in the order of the gate gradients' first planes."""
+        """W_ih (G*units, I) with its gates in the order of the gate gradients' first planes."""
         if self._input_by_planes is None:
             layer, weight = self.layer, self.input_matrix
             as_it_is = layer.unpadded and len(layer.input_spans) == 1
@@ -148,7 +148,7 @@ class Weights:
     def stack_input(self) -> Tensor:
         """W_ih (G*units, units) as the forward loop of a stack reads it, zeros past H."""
         if self._stack_input is None:
-            self._stack_input = self._padded(self.input_matrix)
+            self._stack_input = self._with_all_units(self.input_matrix)
         return self._stack_input
 
     @property
@@ -164,7 +164,7 @@ class Weights:
     def recurrent_by_planes(self) -> Tensor:
         """R (G*H, H) with its gates in the order of the gate gradients' last planes.
 
-        Only where H is a multiple of 8.
+        Only where units are not padded.
         """
         if self._recurrent_by_planes is None:
             layer = self.layer

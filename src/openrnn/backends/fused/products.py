@@ -80,7 +80,8 @@ def input_product(
 ) -> Product:
     """x_gates (rows, G*units) = x (rows, inner) W_ih^T; of one step also h R^T.
 
-    Where units are padded and W_ih is not, gate by gate: the padding between gates is not read.
+    Where units are padded and W_ih is not, gate by gate: no result depends on the padding between
+    gates.
 
     Args:
         float32_out: x_gates are float32.

@@ -7,7 +7,7 @@
 //   backward reads), PLANES (gate gradients of a unit), SUMMED (bit g: the cell reads only the sum
 //   of both sides of gate g), SCALED (bit g: that sum is computed halved), FACTORS (values that
 //   `factors` leaves for `derivative`).
-// Of the tiles (codegen/config.py):  UNITS (H, rounded up to 8), LAYERS that one launch runs,
+// Of the tiles (codegen/config.py):  UNITS (at least H, in eights), LAYERS that one launch runs,
 //   CLUSTER blocks of a cluster, CLUSTERS that share R, in a stack those of all layers, WARPS of a
 //   block, groups of 8 units, at most (GROUPS_OF_WARP in forward.cuh, GROUPS_OF_BLOCK in
 //   backward.cuh, GROUPS_OF_CLUSTER in grids and with multicast), TILES of 8 rows in one product,
