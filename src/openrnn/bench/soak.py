@@ -46,7 +46,7 @@ SIZES = {
     "cuda": Sizes(
         (cells.lstm, cells.gru, cells.rnn_tanh, cells.mgu, cells.peephole_lstm),
         (torch.bfloat16, torch.float16, torch.float32),
-        (1, 7, 24, 64, 100, 128, 200, 256, 384, 512, 1024),
+        (1, 7, 24, 64, 100, 128, 200, 250, 256, 384, 500, 512, 1000, 1024),
         (1, 3, 8, 17, 64, 130),
         # as long as products beside loops need, of clusters and of grids
         ((1200, 40, 512), (1024, 16, 768), (300, 64, 1024)),
