@@ -237,13 +237,13 @@ def test_a_thread_without_a_context_may_launch_first():
     """Backward runs on autograd's thread, where nothing else may have touched the device yet."""
     kernel = kernels.plain("permute_weights", "float32", torch.cuda.current_device())
     matrix = torch.arange(6.0, device="cuda").view(2, 3)
-    out = torch.full((3, 2), math.nan, device="cuda")
+    out = torch.full((3, 8), math.nan, device="cuda")
     wrong = []
 
     def launch():
         try:
             args = PermuteWeightsArgs(
-                matrix=matrix.data_ptr(), row=3, out=out.data_ptr(), units=2, hidden=2, across=3,
+                matrix=matrix.data_ptr(), row=3, out=out.data_ptr(), units=8, hidden=2, across=3,
                 columns=3, gates=1, order=nibbles((0,)), transposed=True,
             )  # fmt: skip
             kernel.launch(1, args.words())
@@ -254,7 +254,7 @@ def test_a_thread_without_a_context_may_launch_first():
     thread.start()
     thread.join()
     assert not wrong
-    assert torch.equal(out, matrix.t())
+    assert torch.equal(out, pad(matrix.t(), (0, 6)))
 
 
 @pytest.mark.gpu
