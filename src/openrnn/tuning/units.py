@@ -34,35 +34,27 @@ def _from(hidden: int) -> range:
     return range(hidden, sys.maxsize)
 
 
-# By bytes of a value. In float32 backward of an H above 1,536 has no kernel that holds R, and small
-# batches gain nothing by padding.
+_BY_14_PERCENT = Padding(_from(768), 48, 0.14)
+# In float32 backward of an H above 1,536 has no kernel that holds R, and small batches gain nothing
+# by padding.
+_FLOAT32 = Padding(range(500, 1537), 9, 0.035), Padding(_from(1537), 48, 0.035)
+# by bytes of a value
 PADDINGS: dict[int, tuple[Padding, ...]] = {
-    2: (
-        Padding(_from(500), 9, 0.035),
-        Padding(_from(576), 65, 0.07),
-        Padding(_from(768), 48, 0.14),
-    ),
-    4: (
-        Padding(range(500, 1537), 9, 0.035),
-        Padding(_from(1537), 48, 0.035),
-        Padding(_from(576), 65, 0.07),
-    ),
+    2: (Padding(_from(500), 9, 0.035), Padding(_from(576), 65, 0.07), _BY_14_PERCENT),
+    4: (*_FLOAT32, Padding(_from(576), 65, 0.07)),
 }
 # The same of stacks of one direction. Below B 48 wavefronts of fewer units take less time by the
 # models where H is between 512 and 896; 2 x 600 was quicker layer by layer without padding.
+_STACK_BY_7_PERCENT = Padding(_from(641), 65, 0.07)
 STACK_PADDINGS: dict[int, tuple[Padding, ...]] = {
     2: (
         Padding(range(500, 513), 9, 0.035),
         Padding(range(513, 896), 48, 0.035),
         Padding(_from(896), 9, 0.035),
-        Padding(_from(641), 65, 0.07),
-        Padding(_from(768), 48, 0.14),
+        _STACK_BY_7_PERCENT,
+        _BY_14_PERCENT,
     ),
-    4: (
-        Padding(range(500, 1537), 9, 0.035),
-        Padding(_from(1537), 48, 0.035),
-        Padding(_from(641), 65, 0.07),
-    ),
+    4: (*_FLOAT32, _STACK_BY_7_PERCENT),
 }
 
 
