@@ -144,7 +144,7 @@ def minimal(x, r, s):
 layers = [openrnn.Recurrent(minimal, 4, 8, backend="reference")]
 layers += [kind(4, 8, backend="reference") for kind in (openrnn.LSTM, openrnn.GRU, openrnn.RNN)]
 for layer in layers:
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=True)
     assert compiled(torch.randn(5, 3, 4))[0].shape == (5, 3, 8)
 """
 

@@ -85,7 +85,11 @@ def time_of(spec, dtype, steps, batch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("cell", [cells.lstm, cells.gru], ids=lambda cell: cell.name)
 def test_padded_stacks_are_no_slower(monkeypatch, cell, dtype):
-    """By the models, which may be wrong by some percent, and are of padded layers."""
+    """By the models, which may be wrong by some percent, and are of padded layers.
+
+    At B 64 and 128 they say up to 1.24 of GRUs of 620 units and of eight layers of 500, where calls
+    were timed: benchmarks/log/cuda-experiments.md, "Stacks with padded units".
+    """
     sizes = itertools.product((500, 620, 750, 1000, 1500), (16, 48, 80), (2, 4), (50, 300))
     for hidden, batch, layers, steps in sizes:
         spec = cell.spec(hidden, hidden, num_layers=layers)
