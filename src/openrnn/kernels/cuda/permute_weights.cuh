@@ -80,30 +80,17 @@ INLINE void move_pieces(const PermuteWeightsArgs& args, const Part& part, storag
     }
 }
 
-// One value at a time, whatever the sizes and addresses.
-INLINE void move_values(const PermuteWeightsArgs& args, const Part& part, storage_t* tile) {
-    constexpr int PITCH = TILE + 4 / SIZE;  // values of one column meet no bank twice
-    const int x = threadIdx.x % TILE, first_line = threadIdx.x / TILE;
+// One value at a time, in the places they had: for rows of out that are no multiple of 16 bytes.
+INLINE void move_values(const PermuteWeightsArgs& args, const Part& part) {
+    const int64 column = part.column + threadIdx.x % TILE;
     #pragma unroll 8
-    for (int line = first_line; line < TILE; line += LINES) {
-        const int64 unit = part.unit + line, column = part.column + x;
-        const bool inside = unit < args.hidden && column < args.columns;
-        tile[line * PITCH + x] = inside
+    for (int line = threadIdx.x / TILE; line < TILE; line += LINES) {
+        const int64 unit = part.unit + line;
+        if (unit >= args.units || column >= args.across) continue;
+        args.out[(part.gate * args.units + unit) * args.across + column] =
+            unit < args.hidden && column < args.columns
             ? args.matrix[(part.from * args.hidden + unit) * args.row + column]
             : storage_t(0);
-    }
-    __syncthreads();
-    #pragma unroll 8
-    for (int line = first_line; line < TILE; line += LINES) {
-        const int64 unit = part.unit + (args.transposed ? x : line);
-        const int64 column = part.column + (args.transposed ? line : x);
-        if (unit >= args.units || column >= args.across) continue;
-        if (args.transposed)
-            args.out[(column * args.gates + part.gate) * args.units + unit] =
-                tile[x * PITCH + line];
-        else
-            args.out[(part.gate * args.units + unit) * args.across + column] =
-                tile[line * PITCH + x];
     }
 }
 
@@ -113,10 +100,10 @@ struct PermuteWeightsStructs {
 };
 
 // From matrix [gates, hidden, columns] to out [gates, units, across] or, transposed, [across,
-// gates, units]. A block moves one tile of one gate through shared memory; `order` has 4 bits for
-// each place in out: the gate of matrix that belongs there.
+// gates, units]. A block moves one tile of one gate; `order` has 4 bits for each place in out: the
+// gate of matrix that belongs there.
 extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeightsStructs given) {
-    __shared__ alignas(16) storage_t tile[TILE * (TILE + 4 / SIZE)];
+    __shared__ alignas(16) storage_t tile[TILE * TILE];
     const PermuteWeightsArgs& args = given.each[blockIdx.x % STRUCTS];
     const uint32 block = blockIdx.x / STRUCTS;
     const uint32 side = uint32((args.across + TILE - 1) / TILE);  // tiles of a gate
@@ -128,5 +115,5 @@ extern "C" __global__ void permute_weights(const __grid_constant__ PermuteWeight
     if (args.transposed || args.across * SIZE % 16 == 0)
         move_pieces(args, part, tile);
     else
-        move_values(args, part, tile);
+        move_values(args, part);
 }
