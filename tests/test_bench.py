@@ -243,7 +243,7 @@ def test_a_file_comes_back(tmp_path):
     Writer(path, {**MACHINE, "torch": "1"}).add([result(), FULL])
     Writer(path, MACHINE).add([result(us=50.0), TRAINED])
     found = read(path)
-    assert found.machine == MACHINE  # the last
+    assert found.machine == {**MACHINE, "torch": "1; 2"}
     assert found.results == (result(us=50.0), FULL)  # of two results the last
     assert found.trained == (TRAINED,)
     lines = [json.loads(text) for text in path.read_text().splitlines()]

@@ -5,7 +5,7 @@ of the numbers must know. Each other line is `{"schema": 2, "kind": "result", ..
 of `Measurement` (its `row` with those of `cases.BenchRow`), `"kind": "training"` with those of
 `Trained`, `"kind": "profile"` with those of `Profiled`, or `"kind": "kernel"` with those of
 `KernelTime`; a field that has its default is left out. A run that was resumed has several lines on
-its machine; the last one counts.
+its machine; where they differ, as in the commit, each value is told.
 """
 
 import json
@@ -199,7 +199,7 @@ def read(path: Path) -> ResultFile:
         where = f"{path} line {number}"
         kind, values = _parse(text, where)
         if kind == "machine":
-            machine = {name: str(value) for name, value in values.items()}
+            machine = _joined(machine, values)
             continue
         made = _build(_KINDS[kind], values, where)
         if isinstance(made, Measurement):
@@ -216,6 +216,15 @@ def read(path: Path) -> ResultFile:
         machine, tuple(found.values()), tuple(trained.values()), tuple(profiled.values()),
         tuple(kernels),
     )  # fmt: skip
+
+
+def _joined(before: Machine, now: Mapping[str, Any]) -> Machine:
+    """What several lines say of the machine: different values of a name, divided by semicolons."""
+    joined = dict(before)
+    for name, value in now.items():
+        parts = joined[name].split("; ") if name in joined else []
+        joined[name] = "; ".join(dict.fromkeys([*parts, str(value)]))
+    return joined
 
 
 def _text(path: Path) -> str:
