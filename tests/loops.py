@@ -1,5 +1,10 @@
-"""Loops for whose kernels tests ask."""
+"""Loops for whose kernels tests ask, and a device that is not there."""
 
+from types import SimpleNamespace
+
+import torch
+
+from openrnn.backends.fused import kernels
 from openrnn.tuning import plan
 
 
@@ -18,3 +23,10 @@ def loop_of(
 def holding_r(*loop, loops=1, **more):
     """The kernels that hold R of a loop, given as `loop_of` takes it; best first."""
     return plan.holding_r(loop_of(*loop, **more), loops)
+
+
+def kernels_of_an_h200(monkeypatch, kernel):
+    """Puts a function in the place of `kernels.kernel`, on an H200 that is not there."""
+    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: about)
+    monkeypatch.setattr(kernels, "kernel", kernel)

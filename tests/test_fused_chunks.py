@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loops import loop_of
+from loops import kernels_of_an_h200, loop_of
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
 from openrnn import cells, memo
 from openrnn.backends.base import Call, Needs, traced
-from openrnn.backends.fused import kernels, layer, pass_runner, prepared, schedules
+from openrnn.backends.fused import layer, pass_runner, prepared, schedules
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.dispatch import BACKENDS
 from openrnn.schedule import Chunking
@@ -334,7 +334,7 @@ def test_products_are_those_of_the_gradients_that_are_wanted(
         clusters=1, is_cooperative=False, sum_parts=lambda batch: 1, reads_r=False,
         kind="backward" if wants else "forward",
     )  # fmt: skip
-    monkeypatch.setattr(kernels, "kernel", lambda *_: (None, config))
+    kernels_of_an_h200(monkeypatch, lambda *_: (None, config))
     spec, steps, batch = cells.lstm.spec(48, 64), 4000, 64
     for lengths, reset, every in itertools.product((False, True), repeat=3):
         if wants and every != lengths:

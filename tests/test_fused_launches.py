@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loops import loop_of
+from loops import kernels_of_an_h200, loop_of
 
 from openrnn import cells, memo
 from openrnn.backends.base import Call, Cotangents, Needs
@@ -150,13 +150,11 @@ def launched(monkeypatch):
                     if configs[self.kind].clusters > 1:
                         step.unfilled.append(store(configs[self.kind], args))
 
-        def kernel(
-            kind, cell, dtype, hidden, many, flags, device, spin_limit, loops, layers, units
-        ):
-            step.asked.add((kind, flags))
-            return Kernel(kind, loops), configs[kind]
+        def kernel(loop, device, spin_limit, loops, layers):
+            step.asked.add((loop.kind, loop.option_names))
+            return Kernel(loop.kind, loops), configs[loop.kind]
 
-        monkeypatch.setattr(kernels, "kernel", kernel)
+        kernels_of_an_h200(monkeypatch, kernel)
         monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name))
         clear_caches()
         problem = Problem(
@@ -241,9 +239,7 @@ def test_both_directions_at_once(monkeypatch, launched, given):
 
 def on_a_device(monkeypatch, kernel_of):
     """Kernels and their configurations by the number of loops, on an H200 that is not there."""
-    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
-    monkeypatch.setattr(kernels, "kernel", lambda *asked: kernel_of(asked[-3]))
+    kernels_of_an_h200(monkeypatch, lambda *asked: kernel_of(asked[-2]))
     clear_caches()
 
 
@@ -311,18 +307,17 @@ def test_kernels_that_schedules_choose_are_known_by_values(
 ):
     """To `explain`, and to what compiles them ahead: those of one loop and of two at once."""
 
-    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin=0, loops=1, layers=1, units=0):
-        on = plan.measured_options(kind, flags)
-        loop = loop_of(kind, cell, dtype, hidden, tiles * 8, (9, 0), 132, on)
-        config = plan.ranked(loop, loops, layers)[0]
-        limits, shared = Limits.of((9, 0), 132), 1
+    def kernel(loop, device, spin=0, loops=1, layers=1):
+        names = plan.measured_options(loop.kind, loop.option_names)
+        config = plan.ranked(replace(loop, option_names=names), loops, layers)[0]
+        limits, shared = loop.limits, 1
         if not config.is_cooperative:
-            shared = blocks_of_multiprocessor(cell, dtype, config, limits)
+            shared = blocks_of_multiprocessor(loop.cell, loop.dtype, config, limits)
         places = limits.clusters(config.cluster)
         return SimpleNamespace(max_clusters=shared * places), config
 
     on_a_device(monkeypatch, lambda loops: None)
-    monkeypatch.setattr(kernels, "kernel", kernel)
+    kernels_of_an_h200(monkeypatch, kernel)
     monkeypatch.setattr(schedules, "has_launch_events", lambda: True)
     cell, mode = (cells.rnn_tanh, "skip") if changed == "skip" else (cells.lstm, "linear")
     spec = cell.spec(hidden, hidden, num_layers=layers, bidirectional=True, input_mode=mode)
@@ -537,7 +532,7 @@ def test_memory_for_what_runs_beside_a_loop_is_taken_before_it(monkeypatch, laun
 def test_explain_lists_what_is_launched(monkeypatch, launched, grad):
     """Two layers, one of them in reverse too: an input product and a loop each, then backward."""
     spec = cells.lstm.spec(64, 64, num_layers=2, bidirectional=True, dropout=0.5)
-    monkeypatch.setattr(kernels, "kernel", lambda kind, *_, **__: (None, CLUSTERS[kind]))
+    kernels_of_an_h200(monkeypatch, lambda loop, *_: (None, CLUSTERS[loop.kind]))
     problem = Problem(spec, torch.float32, "cuda", grad=grad, training=True, steps=11, batch=5)
     clear_caches()
     lines = BACKENDS["fused"].schedule(problem, torch.device("cuda"))
@@ -563,8 +558,8 @@ def holding(fake_device):
 
         taken.tried = fake_device("a device", places)
         flags = ("save",) if kind == "forward" else ()
-        asked = kind, trace(cells.lstm), "bfloat16", hidden, batch // 8, flags, 0, 0, loops
-        return *kernels.kernel(*asked), taken.tried
+        loop = loop_of(kind, trace(cells.lstm), "bfloat16", hidden, batch, (9, 0), 132, flags)
+        return *kernels.kernel(loop, 0, loops=loops), taken.tried
 
     return taken
 

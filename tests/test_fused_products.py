@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from cases import thinned
+from loops import kernels_of_an_h200
 from test_fused_launches import clear_caches, named, without_side_stream
 from torch.nn.functional import pad
 
@@ -179,10 +180,11 @@ def test_products_of_chunks_are_those_of_all_steps(
     divide(monkeypatch, number, made)
     monkeypatch.setattr(kernels, "plain", lambda name, *_: Kernel(name, None))
 
-    def kernel(kind, *_):
-        return Kernel(kind, next(directions) if kind == "backward" else None), CONFIGS[kind]
+    def kernel(loop, *_):
+        given = next(directions) if loop.kind == "backward" else None
+        return Kernel(loop.kind, given), CONFIGS[loop.kind]
 
-    monkeypatch.setattr(kernels, "kernel", kernel)
+    kernels_of_an_h200(monkeypatch, kernel)
     monkeypatch.setattr(backend, "On", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Product, "run", multiply)

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from cases import thinned
+from loops import kernels_of_an_h200
 from test_call_cache import flat
 from test_fused_launches import (
     clear_caches,
@@ -272,10 +273,10 @@ def pretended(monkeypatch):
         )  # fmt: skip
         monkeypatch.setattr(schedules, "layers_at_once", wavefront_if_asked)
 
-        def kernel(kind, *_):
-            return Kernel(kind, hidden), configs[kind]
+        def kernel(loop, *_):
+            return Kernel(loop.kind, hidden), configs[loop.kind]
 
-        monkeypatch.setattr(kernels, "kernel", kernel)
+        kernels_of_an_h200(monkeypatch, kernel)
         monkeypatch.setattr(
             kernels, "plain", lambda name, _, __, structs=1: Kernel(name, hidden, structs)
         )

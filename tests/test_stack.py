@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import sanitize
 import torch
-from loops import loop_of
+from loops import kernels_of_an_h200, loop_of
 from test_fused_launches import clear_caches, on_a_device
 from test_fused_products import at, permute_weights
 from test_fused_program_call import (
@@ -279,16 +279,15 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
     absent, reset_states = changed.pop("absent", False), changed.pop("reset_states", False)
     asked = problem(wavefront=1, **changed)
 
-    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers, units):
-        loaded.append((kind, loops, layers))
+    def kernel(loop, device, spin, loops, layers):
+        loaded.append((loop.kind, loops, layers))
         if absent:
             raise kernels.NoKernelError("no kernel")
-        loop = loop_of(kind, cell, dtype, hidden, 64, HOPPER, PROCESSORS, flags)
         config = plan.ranked(loop, 1, layers)[0]
         return SimpleNamespace(max_clusters=66), config
 
     on_a_device(monkeypatch, lambda loops: None)
-    monkeypatch.setattr(kernels, "kernel", kernel)
+    kernels_of_an_h200(monkeypatch, kernel)
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: None)
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
     found = layers_at_once(key, PLAIN_LOOPS[kind], True)
@@ -330,11 +329,11 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
         trace(cells.lstm), "bfloat16", one, 64, LIMITS))  # fmt: skip
     config = other if slower else alike
 
-    def kernel(kind, cell, dtype, hidden, tiles, flags, device, spin, loops, layers, units):
+    def kernel(*_):
         return SimpleNamespace(max_clusters=66), config
 
     on_a_device(monkeypatch, lambda loops: None)
-    monkeypatch.setattr(kernels, "kernel", kernel)
+    kernels_of_an_h200(monkeypatch, kernel)
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: "a wavefront")
     key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
     found = layers_at_once(key, PLAIN_LOOPS[kind], True)
@@ -667,13 +666,13 @@ def stack(request, monkeypatch, pretended):  # noqa: F811
             for more in [{"clusters": layers} if name == "multicast" else {}]
         }
 
-        def kernel(kind, *asked):
-            if asked[-2] == 1:
-                return clusters(kind, *asked)
-            assert asked[-2] == layers
-            return StackKernel(kind, configs[kind], hidden), configs[kind]
+        def kernel(loop, device, spin, loops, at_once):
+            if at_once == 1:
+                return clusters(loop, device, spin, loops, at_once)
+            assert at_once == layers
+            return StackKernel(loop.kind, configs[loop.kind], hidden), configs[loop.kind]
 
-        monkeypatch.setattr(kernels, "kernel", kernel)
+        kernels_of_an_h200(monkeypatch, kernel)
         monkeypatch.setattr(one_launch, "MOST_BYTES", 4)  # float32 stands for all dtypes
         if not in_turn:
             taken = one_launch.StackPlan(configs["forward"], 1.0, 2.0)

@@ -60,8 +60,9 @@ def test_they_compile_without_spills(capability, dtype, kind, flags):
 def test_a_device_that_holds_no_other_kernel_takes_it(fake_device):
     """As where a slice has fewer multiprocessors than its driver says: nothing is refused."""
     tried = fake_device("a slice", lambda config: 9 if config.stepwise else 0)
+    loop = loop_of("forward", trace(cells.lstm), "bfloat16", 512, 32, processors=132, options=())
     with pytest.warns(RuntimeWarning, match="a slice holds the blocks of no planned forward"):
-        _, config = kernels.kernel("forward", trace(cells.lstm), "bfloat16", 512, 4, (), 0)
+        _, config = kernels.kernel(loop, 0)
     assert config.stepwise
     assert len(tried) == kernels.MAX_COMPILED + 1
 

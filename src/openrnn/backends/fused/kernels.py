@@ -165,10 +165,8 @@ def best(
 
 @resource
 def kernel(
-    kind: str, cell: Traced, dtype: str, hidden: int, batch_tiles: int,
-    option_names: plan.OptionNames, device: int, spin_limit: int = 0, loops: int = 1,
-    layers: int = 1, units: int = 0,
-) -> tuple[nvrtc.CudaKernel, LoopConfig]:  # fmt: skip
+    loop: plan.LoopRequest, device: int, spin_limit: int = 0, loops: int = 1, layers: int = 1
+) -> tuple[nvrtc.CudaKernel, LoopConfig]:
     """The first of `fitting` that the device holds, loaded, and its configuration.
 
     Devices of one name may hold different numbers of clusters. If this one holds so few clusters of
@@ -176,20 +174,14 @@ def kernel(
     blocks and rows of a cluster); after three such shapes the first of them is taken.
 
     Args:
-        kind: "forward" or "backward".
-        batch_tiles: tiles of 8 rows in the batch.
+        loop: with the capability and the multiprocessors of the device.
+        device: its index.
         spin_limit: polls after which a waiting kernel traps; 0: it waits as long as it takes.
         loops: of how many such loops at once the device is to hold the kernel.
         layers: that one launch runs.
-        units: that H is padded to; 0: see `plan.LoopRequest`.
     """
-    about = torch.cuda.get_device_properties(device)
-    processors = about.multi_processor_count
-    loop = plan.LoopRequest(
-        kind=kind, option_names=option_names, cell=cell, dtype=dtype, hidden=hidden,
-        batch=8 * batch_tiles, capability=(about.major, about.minor), processors=processors,
-        padded_to=units,
-    )  # fmt: skip
+    cell, dtype = loop.cell, loop.dtype
+    name = torch.cuda.get_device_properties(device).name
     slower: list[tuple[nvrtc.CudaKernel, LoopConfig]] = []
     skipped = set[tuple[int, int]]()
     for made, config in fitting(loop, spin_limit, loops, layers):
@@ -200,9 +192,9 @@ def kernel(
                 break
             if not plan.ranked(loop)[0].stepwise:
                 warn_user(
-                    f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} holds the "
-                    f"blocks of no planned {kind} kernel at once, so each step is a GEMM and a "
-                    "launch",
+                    f"cell {cell.name} in {dtype}, hidden_size {loop.hidden}: {name} holds the "
+                    f"blocks of no planned {loop.kind} kernel at once, so each step is a GEMM and "
+                    "a launch",
                     RuntimeWarning,
                 )
             return kernel, config
@@ -220,8 +212,8 @@ def kernel(
     if slower:  # each needs more rounds than planned, or no other is left
         return slower[0]
     raise NoKernelError(
-        f"cell {cell.name} in {dtype}, hidden_size {hidden}: {about.name} with {processors} "
-        f"multiprocessors holds the blocks of no {kind} kernel for {loops} loops of {layers} "
+        f"cell {cell.name} in {dtype}, hidden_size {loop.hidden}: {name} with {loop.processors} "
+        f"multiprocessors holds the blocks of no {loop.kind} kernel for {loops} loops of {layers} "
         "layers at once"
     )
 

@@ -226,9 +226,16 @@ class LayerKernels:
         self, batch: int, options: LoopOptions, loops: int = 1, layers: int = 1
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
-        return kernels.kernel(
-            options.kind, self.cell, self.dtype_name, self.hidden, tiles_of(batch),
-            names_of(options), self.device, self.spin_limit, loops, layers, self.units,
+        loop = self.loop(options.kind, names_of(options), batch)
+        return kernels.kernel(loop, self.device, self.spin_limit, loops, layers)
+
+    def loop(self, kind: str, option_names: plan.OptionNames, batch: int) -> plan.LoopRequest:
+        """A loop of this layer on its device."""
+        about = torch.cuda.get_device_properties(self.device)
+        return plan.LoopRequest(
+            kind=kind, option_names=option_names, cell=self.cell, dtype=self.dtype_name,
+            hidden=self.hidden, batch=batch, capability=(about.major, about.minor),
+            processors=about.multi_processor_count, padded_to=self.units,
         )  # fmt: skip
 
 

@@ -1,9 +1,6 @@
-"""The loops of a problem and of a layer, as kernels are ranked and compiled for them."""
-
-import torch
+"""The loops of a problem, as kernels are ranked and compiled for them."""
 
 from openrnn.backends.base import traced
-from openrnn.backends.fused.layer import LayerKernels, LoopOptions, measured_names
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan
 from openrnn.tuning.units import is_short, units_of
@@ -30,14 +27,3 @@ def units_of_problem(problem: Problem, batch: int) -> int:
     )
     short = is_short(problem.steps)
     return units_of(problem.spec, problem.dtype.itemsize, short, batch, known)
-
-
-def loop_of_layer(layer: LayerKernels, options: LoopOptions, batch: int) -> plan.LoopRequest:
-    """A loop of a layer on its device, with those of its options by which kernels are ranked."""
-    about = torch.cuda.get_device_properties(layer.device)
-    return plan.LoopRequest(
-        kind=options.kind, option_names=measured_names(options), cell=layer.cell,
-        dtype=layer.dtype_name, hidden=layer.hidden, batch=batch,
-        capability=(about.major, about.minor), processors=about.multi_processor_count,
-        padded_to=layer.units,
-    )  # fmt: skip

@@ -10,8 +10,13 @@ from typing import NamedTuple
 from openrnn import schedule
 from openrnn.backends.base import Needs
 from openrnn.backends.fused import kernels, prepared
-from openrnn.backends.fused.layer import BackwardOptions, ForwardOptions, LayerKernels, LoopOptions
-from openrnn.backends.fused.loop_request import loop_of_layer
+from openrnn.backends.fused.layer import (
+    BackwardOptions,
+    ForwardOptions,
+    LayerKernels,
+    LoopOptions,
+    measured_names,
+)
 from openrnn.backends.fused.schedule_key import ScheduleKey
 from openrnn.backends.fused.stack_chunks import Chunkings, fills_of, layers_at_once
 from openrnn.memo import memo
@@ -31,7 +36,8 @@ class LayerLoop(NamedTuple):
     @property
     def request(self) -> plan.LoopRequest:
         """The loop on its layer's device, as its kernels are ranked."""
-        return loop_of_layer(self.layer_kernels, self.options, self.batch)
+        names = measured_names(self.options)
+        return self.layer_kernels.loop(self.options.kind, names, self.batch)
 
     def prepare(self, loops: int = 1) -> prepared.PreparedLoop:
         """The loop in the kernel that is ranked for so many at once."""
