@@ -148,7 +148,7 @@ def test_a_budget_leaves_rows_for_later(tiny_suite, tmp_path, capsys):
         ("--dtype bf16", "dtype must be auto or of bfloat16, float16, tf32, float32"),
         ("--dtype tf32", "dtype tf32 needs a CUDA device"),
         ("--rows lmm", "no row matches 'lmm'; there are: lm-650, lm-1150, lm-1500, and 35 others"),
-        ("--against keras", "against must be of torch, graph, cudnn, packed, loop"),
+        ("--against keras", "against must be of torch, graph, cudnn, cudnn-graph, packed"),
         ("--backend cudn", "backend must be auto or one of"),
         ("--seconds 0", "seconds must be positive, got 0.0"),
         ("--compare {tmp}/none", "{tmp}/none: No such file or directory"),

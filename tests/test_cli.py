@@ -293,6 +293,16 @@ def test_explain_shows_the_table_of_a_machine_that_is_not_here(capsys):
     assert sum(row.startswith(">") for row in rows) == 1
 
 
+def test_explain_shows_a_wavefront_that_is_asked_for(capsys):
+    words = "--hidden 512 --input 512 --layers 4 --steps 128 --batch 64 --wavefront 32 "
+    words += "--device cuda --dtype bfloat16 --capability 9.0"
+    assert cli.main(["explain", *words.split()]) == 0
+    out = capsys.readouterr().out
+    assert "wavefront=32" in out
+    if not dispatch.BACKENDS["fused"].absent():
+        assert "forward as a wavefront: 4 layers at the same time, each 32 steps behind" in out
+
+
 def test_explain_asks_a_single_backend(capsys):
     assert cli.main(["explain", "--backend", "cpu", "--device", "cuda"]) == 1
     head, row, verdict = capsys.readouterr().out.splitlines()
@@ -317,6 +327,7 @@ def test_explain_asks_a_single_backend(capsys):
         ("--dtype int8", "dtype must be one of"),
         ("--device tpu", "device must be one of cpu, cuda, got 'tpu'"),
         ("--bias-mode both", "bias_mode must be one of"),
+        ("--wavefront -1", "wavefront must be None, 0 (one layer after the other), 1 (one launch)"),
     ],
 )
 def test_mistakes_in_explaining(arguments, says, capsys):

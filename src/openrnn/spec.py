@@ -181,7 +181,8 @@ class Spec:
             object.__setattr__(self, "wavefront", whole("wavefront", self.wavefront))
             if not 0 <= self.wavefront <= LARGEST:
                 raise ValueError(
-                    f"wavefront must be None, 0 or the steps of a chunk, got {self.wavefront}"
+                    "wavefront must be None, 0 (one layer after the other), 1 (one launch) or the "
+                    f"steps of a chunk, at most {LARGEST}, got {self.wavefront}"
                 )
         for name, valid in (
             ("bias_mode", BIAS_MODES),

@@ -12,10 +12,9 @@ SUITES = (
     "host, precision, loops, stacks, widths, int8, bf16-weights, cpu-bf16, higher, train or all"
 )
 PEERS = (
-    "torch, graph, cudnn, packed, loop, eager, compiled, flashrnn, torchrl, onnxruntime, float32, "
-    "cudnn-graph, recompute, reference, cudnn-standard, cudnn-persist-static, "
-    "cudnn-persist-dynamic, cudnn-persist-static-small-h, no-overlap, two-chunks, or "
-    "none"
+    "torch, graph, cudnn, cudnn-graph, packed, loop, eager, compiled, flashrnn, torchrl, "
+    "onnxruntime, float32, recompute, reference, cudnn-standard, cudnn-persist-static, "
+    "cudnn-persist-dynamic, cudnn-persist-static-small-h, no-overlap, two-chunks, or none"
 )
 OF_SUITE = "that of the suite"
 

@@ -46,6 +46,14 @@ def explain(
     clip: Annotated[
         float | None, option("Largest absolute value of the cell state; no bound if not given")
     ] = None,
+    wavefront: Annotated[
+        int | None,
+        option(
+            "Layers at the same time, each so many steps behind the one below; 0: one after the "
+            "other; 1: all in one launch",
+            "what a model of the time says",
+        ),
+    ] = None,
     steps: Annotated[int | None, option("Number of steps of the call, T")] = None,
     batch: Annotated[int | None, option("Batch size of the call, B")] = None,
     device: Annotated[
@@ -92,6 +100,7 @@ def explain(
         spec = find(cell).spec(
             input, hidden, num_layers=layers, bidirectional=bidirectional, proj_size=proj,
             dropout=dropout, bias_mode=bias_mode, cell_clip=clip_bounds(clip),
+            wavefront=wavefront,
         )  # fmt: skip
         cells.check(spec)
         for count, what in ((steps, "steps"), (batch, "batch")):

@@ -20,7 +20,8 @@ from openrnn.bench.ratios import from_graph
 
 # what users run today, by default; then what only some suites ask for
 USERS = (
-    "torch", "graph", "cudnn", "packed", "loop", "eager", "compiled", "flashrnn", "torchrl",
+    "torch", "graph", "cudnn", "cudnn-graph", "packed", "loop", "eager", "compiled", "flashrnn",
+    "torchrl",
 )  # fmt: skip
 STATIC = tuple(name for name in ALGORITHMS if name != "persist_dynamic")  # which none captures
 ONE_ALGORITHM = {f"cudnn-{name.replace('_', '-')}": name for name in ALGORITHMS}
@@ -35,7 +36,6 @@ PEERS = (
     *USERS,
     "onnxruntime",
     "float32",
-    "cudnn-graph",
     "recompute",
     "reference",
     *ONE_ALGORITHM,
