@@ -143,7 +143,7 @@ plt.show()
 # %%
 # On an H200 a step of an LSTM of 1,024 units takes 5.2 microseconds for one sequence and 6.1 for
 # 16, of 512 units 3.7 and 4.2 (bfloat16, 64 steps in one CUDA graph). A replay of a graph with a
-# single step takes 4 to 7, most of it the host's; :doc:`/benchmarks` has these in suite ``latency``.
+# single step takes 4 to 7, most of it the host's: see suite ``latency`` of :doc:`/benchmarks`.
 #
 # ``torch.compile(mode="reduce-overhead")`` makes such graphs of a whole model, without code of
 # yours. For audio and control without Python, a layer can become :doc:`C code <audio_in_c>`.

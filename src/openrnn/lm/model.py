@@ -1,6 +1,7 @@
 """The model: an embedding of symbols, recurrent layers of any cell, a linear layer to symbols."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -114,18 +115,24 @@ class LanguageModel(nn.Module):
             self._cuts[key] = with_resets in slow and without not in slow
         return self._cuts[key]
 
-    def step(self, x_t: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Reads one symbol of each stream: x_t (B,) -> logits (B, S), state."""
-        after: State = ()
-        y_t = self.embedding(x_t)
-        for stack, mine in zip(self.stacks, self.split(state)):
-            if isinstance(stack, nn.RNNBase):
-                y, more = stack(y_t[None], given(stack, mine))
-                y_t = y[0]
-            else:
-                y_t, more = stack.step(y_t, given(stack, mine))
-            after += as_tuple(more)
-        return self.scores(y_t), after
+    def stepper(self, batch: int) -> Callable[[Tensor], Tensor]:
+        """A function x_t (B,) -> logits (B, S) that keeps the states from call to call.
+
+        Our layers step by `openrnn.nn.Stepper`, on a GPU from a CUDA graph. It records no gradient.
+        """
+        layers = [
+            _torch_stepper(stack) if isinstance(stack, nn.RNNBase) else stack.stepper(batch)
+            for stack in self.stacks
+        ]
+
+        @torch.no_grad()
+        def step(x_t: Tensor) -> Tensor:
+            y_t = self.embedding(x_t)
+            for one in layers:
+                y_t = one(y_t)
+            return self.scores(y_t)
+
+        return step
 
     def split(self, state: State | None) -> list[State] | list[None]:
         """The state of each recurrent module."""
@@ -134,6 +141,18 @@ class LanguageModel(nn.Module):
             return [None] * count
         size = len(state) // count
         return [state[size * index : size * (index + 1)] for index in range(count)]
+
+
+def _torch_stepper(stack: nn.RNNBase) -> Callable[[Tensor], Tensor]:
+    """What a stepper is to our layers: a function x_t (B, I) -> y_t (B, H)."""
+    state: Tensor | State | None = None
+
+    def step(x_t: Tensor) -> Tensor:
+        nonlocal state
+        y, state = stack(x_t[None], state)
+        return cast("Tensor", y[0])
+
+    return step
 
 
 def given(stack: Stack, state: State | None) -> State | Tensor | None:

@@ -1,4 +1,4 @@
-"""Text from a trained model, a byte or a word at a time through `step`."""
+"""Text from a trained model, a byte or a word at a time, through steps that keep their states."""
 
 import codecs
 import math
@@ -14,7 +14,7 @@ from openrnn.lm import checkpoint, vocabulary
 from openrnn.lm.build import build
 from openrnn.lm.config import own_cell, short
 from openrnn.lm.contents import Record, check_model
-from openrnn.lm.model import LanguageModel, State
+from openrnn.lm.model import LanguageModel
 from openrnn.lm.run import parameters
 from openrnn.lm.words import END
 from openrnn.lm.workers import gpus
@@ -106,15 +106,14 @@ def _draws(
 ) -> Iterator[int]:
     """The symbols after a prompt of at least one."""
     generator = torch.Generator().manual_seed(seed)
-    device = model.embedding.weight.device
-    state: State | None = None
+    read, device = model.stepper(1), model.embedding.weight.device
     logits = torch.zeros(())
     for symbol in prompt:
-        logits, state = model.step(torch.tensor([symbol], device=device), state)
+        logits = read(torch.tensor([symbol], device=device))
     for _ in range(length):
         symbol = _draw(logits[0].double().cpu(), temperature, generator)
         yield symbol
-        logits, state = model.step(torch.tensor([symbol], device=device), state)
+        logits = read(torch.tensor([symbol], device=device))
 
 
 def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
