@@ -23,6 +23,7 @@ from openrnn.bench.ratios import lines_of
 from openrnn.bench.suites import DEFAULTS, SUITES, names_of
 from openrnn.bench.tables import HEADS, TITLES, errors_sheet
 from openrnn.bench.task import Task
+from openrnn.nn import Layer
 
 RESIDENT_PEAK = timer._resident_peak  # before tests put another in its place
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -182,6 +183,25 @@ def test_engines_for_some_suites():
     slow = Task(replace(TINY, steps=3000), "float32", "cpu")
     assert "too long" in DirectCudnn("x", ("persist_dynamic",)).refuses(slow)
     assert OWN_CELL not in vars(cells)
+
+
+def test_single_steps_are_checked_as_one_call_is(monkeypatch):
+    """T steps, each from the states before: ours and torch.nn's, beside y of all steps."""
+    row = replace(TINY, name="steps", steps=5, layers=2, modes=("steps",))
+    for states in (0.0, 1.0):
+        found = measure(
+            replace(row, states=states), "float32", "cpu", engines_of(("torch",), "cpu"), QUICK
+        )
+        assert {(one.engine, one.status) for one in found} == {
+            ("openrnn", "ok"), ("torch", "ok"),
+        }  # fmt: skip
+    monkeypatch.setattr(Layer, "step", lambda self, x_t, _: (self(x_t[None])[0][0], None))
+    wrong, _ = measure(row, "float32", "cpu", engines_of(("torch",), "cpu"), QUICK)
+    assert wrong.status == "wrong"
+    packed = replace(row, lengths=True)
+    *_, refused = measure(packed, "float32", "cpu", engines_of(("packed",), "cpu"), QUICK)
+    assert (refused.engine, refused.status) == ("packed", "refused")
+    assert "takes no single steps" in refused.reason
 
 
 def test_memory_of_a_call_on_a_cpu():

@@ -9,7 +9,8 @@ from openrnn_command.options import BACKENDS, Device, interruptible, option, wor
 
 SUITES = (
     "users, deepbench, latency, scaling, resets-and-lengths, custom, fused, cudnn, cpu, cells, "
-    "host, precision, loops, stacks, widths, int8, bf16-weights, cpu-bf16, higher, train or all"
+    "host, precision, loops, stacks, widths, int8, bf16-weights, cpu-bf16, higher, steps, "
+    "train or all"
 )
 PEERS = (
     "torch, graph, cudnn, cudnn-graph, packed, loop, eager, compiled, flashrnn, torchrl, "

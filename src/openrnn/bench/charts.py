@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROWS = 44  # on one chart
 BLUE, ORANGE, GREY, RED, INK = "#2a6fbb", "#e08214", "#8c8c8c", "#c1272d", "#222222"
 UNDER: Final = "outside lower center"
-COLOURS = {"forward": BLUE, "training": ORANGE}
+COLOURS = {"forward": BLUE, "training": ORANGE, "steps": BLUE}
 # the way in which users run a row today: the first of these that ran
 USUAL = ("torch", "packed", "loop", "compiled", "eager", "cudnn", "baseline")
 # a letter of the names in the suite `scaling`: the size that its rows double, and its words

@@ -36,6 +36,8 @@ ABOUT_SUITES = {
     "bf16-weights": "inference with bfloat16 weights on a CPU: CELL-H-bB-tT",
     "cpu-bf16": "one layer in bfloat16 on a CPU: CELL-H-bB-tT",
     "higher": "second derivatives, as of a gradient penalty: CELL-tT",
+    "steps": "64 calls of a single step, each from the states of the one before (in one CUDA graph "
+    "where it is from one): a transducer's decoder (rnnt), policies that act, CELL-H-bB",
     "train": "openrnn train for a fixed time, with our layers and with those of torch.nn",
     "all": f"what users run: {', '.join(USERS_SUITES)}",
 }
@@ -128,6 +130,7 @@ TERMS = {
     "cuDNN's best algorithm": "cuDNN has several algorithms and torch.nn lets it choose; here each "
     "is called directly, and the fastest one with right results counts",
     "forward": "a call without gradients",
+    "steps": "T calls of one step each, without gradients",
     "training": "a call, and the gradients of x and of every parameter",
     "ratio": "the other's time divided by ours: above 1 we are faster",
 }

@@ -11,16 +11,20 @@ class Mode:
         gradients: the call also returns the gradients of x and of every parameter.
         penalty: these are the gradients of the sum of squares of the gradient of x.
         host: the time until the call returns, and not until the device has ended.
+        stepwise: T calls of one step each, and not one of T steps.
     """
 
     gradients: bool = False
     penalty: bool = False
     host: bool = False
+    stepwise: bool = False
 
 
 MODES = {
     "forward": Mode(),
     "training": Mode(gradients=True),
+    # each step from the states of the one before, as of policies, decoders and samplers
+    "steps": Mode(stepwise=True),
     # a second derivative, as critics of generative networks and meta-learning have it
     "gradient-penalty": Mode(gradients=True, penalty=True),
     "host-forward": Mode(host=True),

@@ -271,6 +271,19 @@ def _higher() -> Iterable[BenchRow]:
         yield BenchRow(f"{cell}-t{steps}", cell, steps, 32, 256, 256, modes=("gradient-penalty",))
 
 
+def _steps() -> Iterable[BenchRow]:
+    """64 single steps of decoders, policies and models that sample, each from the states before."""
+    sizes = [("rnnt", "lstm", 640, 2, (1, 32)), ("policy", "lstm", 512, 1, (1, 16, 64, 256)),
+             ("lstm-1024", "lstm", 1024, 1, (1, 4, 16, 32, 64)),
+             ("gru-640", "gru", 640, 1, (1, 16, 64)),
+             ("gru-1024", "gru", 1024, 1, (1, 16, 64))]  # fmt: skip
+    for name, cell, hidden, layers, batches in sizes:
+        for batch in batches:
+            yield BenchRow(
+                f"{name}-b{batch}", cell, 64, batch, hidden, hidden, layers, modes=("steps",)
+            )
+
+
 def _named(suite: str, rows: Iterable[BenchRow]) -> tuple[BenchRow, ...]:
     return tuple(replace(row, suite=suite) for row in rows)
 
@@ -281,7 +294,7 @@ _MADE = {
     "cudnn": _cudnn(), "cpu": _cpu(), "cells": _cells(), "host": _host(),
     "precision": _precision(), "loops": _loops(), "stacks": _stacks(),
     "widths": _widths(), "int8": _int8(), "bf16-weights": _bf16_weights(),
-    "cpu-bf16": _cpu_bf16(), "higher": _higher(),
+    "cpu-bf16": _cpu_bf16(), "higher": _higher(), "steps": _steps(),
 }  # fmt: skip
 SUITES = {suite: _named(suite, rows) for suite, rows in _MADE.items()}
 
@@ -311,6 +324,7 @@ DEFAULTS = {
     "widths": Defaults(("torch", "graph", "cudnn", "cudnn-graph"), (BF16, "tf32")),
     "precision": Defaults(("torch",)),
     "higher": Defaults(("torch", "reference")),
+    "steps": Defaults(("torch", "graph"), (BF16, FP16, "tf32")),
     "int8": Defaults(("torch", "float32")),
     "bf16-weights": Defaults(("torch", "float32")),
     "loops": Defaults(tuple(WAYS), backend="fused"),

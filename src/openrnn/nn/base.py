@@ -144,6 +144,9 @@ class Layer(TorchNames):
     ) -> tuple[Tensor, Any]:
         """One step in time, as a policy acting or a model sampling takes it.
 
+        It waits for nothing on the host, so a CUDA graph can capture it, with tensors of the
+        caller's for x_t and the states; `stepper` records such a graph itself.
+
         Shapes:
             x_t (B, I) or (I,), state as `forward` takes it (as hx) and returns it, reset (B,),
             reset_state as `forward` takes it -> y_t (B, O) or (O,), the next state

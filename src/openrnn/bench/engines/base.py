@@ -10,6 +10,8 @@ from openrnn.bench.modes import MODES
 from openrnn.bench.task import Task
 from openrnn.errors import NoBackendError
 
+Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
+
 
 class Ready:
     """An engine that holds a task.
@@ -19,6 +21,8 @@ class Ready:
         leaves: what training differentiates: `x` and the parameters by torch's names.
         chosen: the backend or algorithm that runs in a mode, where there is a choice; asked only
             after a call, because asking may compile.
+        step: one step, of x_t (B, I) and states, None at first: y_t (B, D*H) and the next states.
+            None where the engine has none.
     """
 
     def __init__(
@@ -27,8 +31,10 @@ class Ready:
         call: Callable[[], Tensor],
         leaves: Mapping[str, Tensor],
         chosen: Callable[[str], str | None] = lambda _: None,
+        step: Step | None = None,
     ) -> None:
         self.task, self.call, self.leaves, self.chosen = task, call, dict(leaves), chosen
+        self.step = step
         self._y: Tensor | None = None  # of the forward call whose gradients are taken again
 
     def run(self, mode: str) -> list[Tensor]:
@@ -36,6 +42,8 @@ class Ready:
         if mode in ("forward", "host-forward"):
             with torch.no_grad():
                 return [self.call()]
+        if MODES[mode].stepwise:
+            return [self._steps()]
         if mode == "host-one-thread":
             with torch.autograd.set_multithreading_enabled(False):
                 return self._both()
@@ -46,6 +54,17 @@ class Ready:
         if MODES[mode].penalty:
             return self._penalty()
         return self._both() if MODES[mode].gradients else [self.call()]
+
+    @torch.no_grad()
+    def _steps(self) -> Tensor:
+        if self.step is None:
+            raise NoBackendError(str(self.task.row), {"": ["this engine takes no single steps"]})
+        states: Any = hx_of(self.task.states)
+        outputs = []
+        for x_t in self.leaves["x"]:
+            y_t, states = self.step(x_t, states)
+            outputs.append(y_t)
+        return torch.stack(outputs)
 
     def _both(self) -> list[Tensor]:
         y = self.call()

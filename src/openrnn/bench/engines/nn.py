@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from openrnn.bench.cases import TORCH_CELLS, BenchRow
-from openrnn.bench.engines.base import Engine, Inference, Ready, hx_of, leaf, leaves_of
+from openrnn.bench.engines.base import Engine, Inference, Ready, Step, hx_of, leaf, leaves_of
 from openrnn.bench.task import Task
 
 KINDS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
@@ -37,7 +38,18 @@ class Torch(Engine):
             quantized, given = _quantized(layer), x.detach()
             yield Inference(task, self.name, lambda: quantized(given, first)[0])
         else:
-            yield Ready(task, lambda: layer(x, first)[0], leaves_of(layer, x))
+            step = _step_of(layer)
+            yield Ready(task, lambda: layer(x, first)[0], leaves_of(layer, x), step=step)
+
+
+def _step_of(layer: torch.nn.RNNBase) -> Step:
+    """A step by a call of T = 1."""
+
+    def step(x_t: Tensor, states: Any) -> tuple[Tensor, Any]:
+        y, states = layer(x_t[None], states)
+        return y[0], states
+
+    return step
 
 
 class Packed(Engine):

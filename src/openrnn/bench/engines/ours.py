@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from openrnn.bench.cases import TORCH_CELLS
 from openrnn.bench.engines.base import Engine, Inference, Ready, hx_of, leaf, leaves_of
@@ -139,7 +140,11 @@ def _of(task: Task, layer: Layer) -> Ready:
             layer, x, grad=recorded, lengths="lengths" in extra, reset="reset" in extra, quiet=True
         ).chosen
 
-    return Ready(task, lambda: layer(x, first, **extra)[0], leaves_of(layer, x), chosen)
+    def call() -> Tensor:
+        y: Tensor = layer(x, first, **extra)[0]
+        return y
+
+    return Ready(task, call, leaves_of(layer, x), chosen, layer.step)
 
 
 def plain(task: Task) -> Ready:
