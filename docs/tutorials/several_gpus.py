@@ -5,7 +5,8 @@ Several GPUs
 Data-parallel training gives each process a part of the batch and averages the gradients. Our layers
 have ordinary parameters, so ``DistributedDataParallel`` takes them as they are. This tutorial is
 its own worker: ``torchrun`` starts it twice, here on a CPU with gloo; on a machine with GPUs the
-same file uses NCCL and one GPU a process.
+same file uses NCCL and one GPU a process. For the layers of one stack on several GPUs see
+``openrnn.Pipeline`` in :doc:`/choose`.
 """
 
 import gc
