@@ -198,10 +198,14 @@ def test_single_steps_are_checked_as_one_call_is(monkeypatch):
     monkeypatch.setattr(Layer, "step", lambda self, x_t, _: (self(x_t[None])[0][0], None))
     wrong, _ = measure(row, "float32", "cpu", engines_of(("torch",), "cpu"), QUICK)
     assert wrong.status == "wrong"
-    packed = replace(row, lengths=True)
-    *_, refused = measure(packed, "float32", "cpu", engines_of(("packed",), "cpu"), QUICK)
-    assert (refused.engine, refused.status) == ("packed", "refused")
-    assert "takes no single steps" in refused.reason
+    for options in ({"lengths": True}, {"resets": 0.1}, {"bidirectional": True}):
+        found = measure(
+            replace(row, **options), "float32", "cpu", engines_of(("packed",), "cpu"), QUICK
+        )
+        assert {one.reason for one in found if one.status == "refused"} == {
+            "single steps: of one direction alone, without lengths and resets"
+        }
+        assert not [one for one in found if one.status != "refused"]
 
 
 def test_memory_of_a_call_on_a_cpu():

@@ -316,8 +316,8 @@ def test_kernels_that_schedules_choose_are_known_by_values(
         places = limits.clusters(config.cluster)
         return SimpleNamespace(max_clusters=shared * places), config
 
-    on_a_device(monkeypatch, lambda loops: None)
     kernels_of_an_h200(monkeypatch, kernel)
+    clear_caches()
     monkeypatch.setattr(schedules, "has_launch_events", lambda: True)
     cell, mode = (cells.rnn_tanh, "skip") if changed == "skip" else (cells.lstm, "linear")
     spec = cell.spec(hidden, hidden, num_layers=layers, bidirectional=True, input_mode=mode)

@@ -286,8 +286,8 @@ def test_all_layers_have_one_chunk(monkeypatch, kind, wanted, changed):
         config = plan.ranked(loop, 1, layers)[0]
         return SimpleNamespace(max_clusters=66), config
 
-    on_a_device(monkeypatch, lambda loops: None)
     kernels_of_an_h200(monkeypatch, kernel)
+    clear_caches()
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: None)
     key = schedules.ScheduleKey(asked, 0, 128, 64, reset_states, False)
     found = layers_at_once(key, PLAIN_LOOPS[kind], True)
@@ -332,8 +332,8 @@ def test_the_kernel_that_is_loaded_decides(monkeypatch, kind, slower, wavefront)
     def kernel(*_):
         return SimpleNamespace(max_clusters=66), config
 
-    on_a_device(monkeypatch, lambda loops: None)
     kernels_of_an_h200(monkeypatch, kernel)
+    clear_caches()
     monkeypatch.setattr(stack_chunks, "in_wavefront", lambda *_: "a wavefront")
     key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
     found = layers_at_once(key, PLAIN_LOOPS[kind], True)

@@ -36,8 +36,8 @@ ABOUT_SUITES = {
     "bf16-weights": "inference with bfloat16 weights on a CPU: CELL-H-bB-tT",
     "cpu-bf16": "one layer in bfloat16 on a CPU: CELL-H-bB-tT",
     "higher": "second derivatives, as of a gradient penalty: CELL-tT",
-    "steps": "64 calls of a single step, each from the states of the one before (in one CUDA graph "
-    "where it is from one): a transducer's decoder (rnnt), policies that act, CELL-H-bB",
+    "steps": "64 single steps, each from the states of the one before, from a CUDA graph all of "
+    "them in one: a transducer's decoder (rnnt), policies that act, CELL-H-bB",
     "train": "openrnn train for a fixed time, with our layers and with those of torch.nn",
     "all": f"what users run: {', '.join(USERS_SUITES)}",
 }
@@ -125,7 +125,7 @@ ABOUT_ENGINES = {
 TERMS = {
     "as called": "timed from the user's call to the end of its work, Python and launches included",
     "from a CUDA graph": "both sides are recorded in a CUDA graph once and replayed, so that no "
-    "Python and no single launches are timed; its host takes 4 to 6 microseconds for a replay, "
+    "Python and no single launches are timed; its host takes 4 to 7 microseconds for a replay, "
     "which hides how much less a single step of a small layer takes",
     "cuDNN's best algorithm": "cuDNN has several algorithms and torch.nn lets it choose; here each "
     "is called directly, and the fastest one with right results counts",

@@ -5,7 +5,7 @@ of the numbers must know. Each other line is `{"schema": 2, "kind": "result", ..
 of `Measurement` (its `row` with those of `cases.BenchRow`), `"kind": "training"` with those of
 `Trained`, `"kind": "profile"` with those of `Profiled`, or `"kind": "kernel"` with those of
 `KernelTime`; a field that has its default is left out. A run that was resumed has several lines on
-its machine; where they differ, as in the commit, each value is told.
+its machine; where they differ, as in the commit, each distinct value is listed.
 """
 
 import json
@@ -219,7 +219,7 @@ def read(path: Path) -> ResultFile:
 
 
 def _joined(before: Machine, now: Mapping[str, Any]) -> Machine:
-    """What several lines say of the machine: different values of a name, divided by semicolons."""
+    """What several lines say of the machine; different values are separated by semicolons."""
     joined = dict(before)
     for name, value in now.items():
         parts = joined[name].split("; ") if name in joined else []

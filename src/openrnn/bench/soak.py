@@ -111,12 +111,12 @@ def run(asked: Soak) -> int:
     name = "set_warn_on_accumulate_grad_stream_mismatch"  # not in every torch
     getattr(torch.autograd.graph, name, lambda _: None)(False)
     calls = [problem(dice, asked.device, asked.backend) for _ in range(asked.problems)]
-    began = time.monotonic()
+    compiling_since = time.monotonic()
     alone = [call() for call in calls]
-    begin, minute = time.monotonic(), 1
-    print(f"{begin - began:.0f} s: every problem ran once, kernels compiled", flush=True)
+    start, minute = time.monotonic(), 1
+    print(f"{start - compiling_since:.0f} s: every problem ran once, kernels compiled", flush=True)
     first = last = done = 0
-    while (passed := time.monotonic() - begin) < 60 * asked.minutes:
+    while (passed := time.monotonic() - start) < 60 * asked.minutes:
         if passed > 60 * minute:
             print(f"{passed:.0f} s: {done} calls, {last >> 10} KiB", flush=True)
             minute += 1

@@ -128,8 +128,8 @@ class LanguageModel(nn.Module):
         @torch.no_grad()
         def step(x_t: Tensor) -> Tensor:
             y_t = self.embedding(x_t)
-            for one in layers:
-                y_t = one(y_t)
+            for step_layer in layers:
+                y_t = step_layer(y_t)
             return self.scores(y_t)
 
         return step

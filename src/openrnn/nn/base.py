@@ -144,7 +144,7 @@ class Layer(TorchNames):
     ) -> tuple[Tensor, Any]:
         """One step in time, as a policy acting or a model sampling takes it.
 
-        It waits for nothing on the host, so a CUDA graph can capture it, with tensors of the
+        The host never waits for the device, so a CUDA graph can capture it, with tensors of the
         caller's for x_t and the states; `stepper` records such a graph itself.
 
         Shapes:

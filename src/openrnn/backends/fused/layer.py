@@ -226,10 +226,10 @@ class LayerKernels:
         self, batch: int, options: LoopOptions, loops: int = 1, layers: int = 1
     ) -> tuple[nvrtc.CudaKernel, KernelConfig]:
         """The kernel of a loop, and its configuration; loops, layers: see `kernels.kernel`."""
-        loop = self.loop(options.kind, names_of(options), batch)
-        return kernels.kernel(loop, self.device, self.spin_limit, loops, layers)
+        request = self.request(options.kind, names_of(options), batch)
+        return kernels.kernel(request, self.device, self.spin_limit, loops, layers)
 
-    def loop(self, kind: str, option_names: plan.OptionNames, batch: int) -> plan.LoopRequest:
+    def request(self, kind: str, option_names: plan.OptionNames, batch: int) -> plan.LoopRequest:
         """A loop of this layer on its device."""
         about = torch.cuda.get_device_properties(self.device)
         return plan.LoopRequest(

@@ -37,7 +37,7 @@ class LayerLoop(NamedTuple):
     def request(self) -> plan.LoopRequest:
         """The loop on its layer's device, as its kernels are ranked."""
         names = measured_names(self.options)
-        return self.layer_kernels.loop(self.options.kind, names, self.batch)
+        return self.layer_kernels.request(self.options.kind, names, self.batch)
 
     def prepare(self, loops: int = 1) -> prepared.PreparedLoop:
         """The loop in the kernel that is ranked for so many at once."""

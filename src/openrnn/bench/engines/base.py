@@ -57,8 +57,11 @@ class Ready:
 
     @torch.no_grad()
     def _steps(self) -> Tensor:
-        if self.step is None:
-            raise NoBackendError(str(self.task.row), {"": ["this engine takes no single steps"]})
+        row = self.task.row
+        if self.step is None or row.lengths or row.resets or row.bidirectional:
+            raise NoBackendError(
+                str(row), {"single steps": ["of one direction alone, without lengths and resets"]}
+            )
         states: Any = hx_of(self.task.states)
         outputs = []
         for x_t in self.leaves["x"]:

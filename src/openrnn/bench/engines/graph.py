@@ -1,4 +1,4 @@
-"""Any engine replayed from a CUDA graph: the device alone, without the host's part of a call."""
+"""Any engine replayed from a CUDA graph, without what a call in Python takes."""
 
 from collections.abc import Iterator
 from copy import copy

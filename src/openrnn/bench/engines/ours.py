@@ -136,8 +136,14 @@ def _of(task: Task, layer: Layer) -> Ready:
 
     def chosen(mode: str) -> str | None:
         recorded = MODES[mode].gradients or mode == "host-recorded"
+        given = x[:1] if MODES[mode].stepwise else x
         return explain(
-            layer, x, grad=recorded, lengths="lengths" in extra, reset="reset" in extra, quiet=True
+            layer,
+            given,
+            grad=recorded,
+            lengths="lengths" in extra,
+            reset="reset" in extra,
+            quiet=True,
         ).chosen
 
     def call() -> Tensor:

@@ -80,7 +80,7 @@ INLINE void move_pieces(const PermuteWeightsArgs& args, const Part& part, storag
     }
 }
 
-// One value at a time, in the places they had: for rows of out that are no multiple of 16 bytes.
+// One value at a time, not transposed: for rows of out that are no multiple of 16 bytes.
 INLINE void move_values(const PermuteWeightsArgs& args, const Part& part) {
     const int64 column = part.column + threadIdx.x % TILE;
     #pragma unroll 8
