@@ -96,8 +96,8 @@ times = {
 # CUDA graph records the step with all that surrounds it, once; replaying it costs one call. A step
 # fits: the host never waits for the device. In 16 bits, for few sequences (up to 128 of an LSTM of
 # 512 units, 32 of one of 1,024) and sizes in multiples of 8 it is one kernel
-# (:doc:`how it works </kernels>`). ``layer.stepper`` records such a graph by itself where it runs on
-# a GPU; what follows is for steps with more around them, such as a policy's heads.
+# (:doc:`how it works </kernels>`). ``layer.stepper`` records such a graph by itself where it runs
+# on a GPU; what follows is for steps with more around them, such as a policy's heads.
 #
 # The tensors of a graph have fixed places: copy the input in, replay, and read the output. States
 # are handed on by copying the new into the old inside the graph.
