@@ -344,6 +344,22 @@ def test_a_program_does_what_the_pass_does(
             assert found[0].abs().sum() > 0
 
 
+@pytest.mark.parametrize("chunk", [4, 8])
+@pytest.mark.parametrize("layers", [2, 5])
+def test_memory_of_a_wavefront_in_inference(pretended, layers, chunk):
+    """y of every layer but the last, in whole tiles, and at most x_gates of a chunk of each."""
+    steps, hidden = 64, 16
+    call = pretended(
+        hidden, states=False, grad=False, num_layers=layers, wavefront=chunk, length=steps
+    )
+    run = BACKENDS["fused"].prepare(call, shapes_of(call))
+    workspace = run.program.made[-1].template.nbytes
+    outputs, inputs = 8 * steps * hidden * 4, BATCH * chunk * 4 * hidden * 4
+    outputs *= layers - 1
+    # products have a little room of their own
+    assert outputs < workspace <= outputs + layers * (inputs + 1024)
+
+
 def masks_of_11_steps(names):
     """Lengths, resets and a seed of dropout masks, those that are named."""
     every = {
