@@ -122,7 +122,7 @@ def fake_device(monkeypatch):
 
     It returns the configurations of the kernels that are loaded from then on. None is compiled.
     """
-    import torch
+    from loops import on_an_h200
 
     from openrnn.backends.fused import kernels
     from openrnn.native import nvrtc
@@ -137,10 +137,9 @@ def fake_device(monkeypatch):
             tried.append(made.config)
             return SimpleNamespace(max_clusters=places(made.config))
 
-        about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name=name)
         monkeypatch.setattr(kernels, "binary", binary)
         monkeypatch.setattr(nvrtc, "loaded", loaded)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+        on_an_h200(monkeypatch, name)
         kernels.kernel.cache_clear()
         return tried
 

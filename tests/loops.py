@@ -25,8 +25,13 @@ def holding_r(*loop, loops=1, **more):
     return plan.holding_r(loop_of(*loop, **more), loops)
 
 
+def on_an_h200(monkeypatch, name="H200"):
+    """Every device is an H200, as far as torch is asked what it has."""
+    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name=name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: about)
+
+
 def kernels_of_an_h200(monkeypatch, kernel):
     """Puts a function in the place of `kernels.kernel`, on an H200 that is not there."""
-    about = SimpleNamespace(major=9, minor=0, multi_processor_count=132, name="H200")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: about)
+    on_an_h200(monkeypatch)
     monkeypatch.setattr(kernels, "kernel", kernel)

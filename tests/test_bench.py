@@ -22,6 +22,7 @@ from openrnn.bench.record import (
     files_of,
     line,
     read,
+    values_of,
     written,
 )
 from openrnn.bench.suites import SUITES, rows_of
@@ -244,6 +245,8 @@ def test_a_file_comes_back(tmp_path):
     Writer(path, MACHINE).add([result(us=50.0), TRAINED])
     found = read(path)
     assert found.machine == {**MACHINE, "torch": "1; 2"}
+    assert values_of(found.machine, "torch") == ["1", "2"]
+    assert values_of(found.machine, "cuda") == []
     assert found.results == (result(us=50.0), FULL)  # of two results the last
     assert found.trained == (TRAINED,)
     lines = [json.loads(text) for text in path.read_text().splitlines()]

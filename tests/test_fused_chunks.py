@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loops import kernels_of_an_h200, loop_of
+from loops import kernels_of_an_h200, loop_of, on_an_h200
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import openrnn
@@ -183,8 +183,7 @@ def test_threads_on_one_stream_share_the_side_stream(monkeypatch, fresh_schedule
 
 def test_products_beside_loops_are_chosen_where_a_loop_leaves_room(monkeypatch):
     """Few rows and long calls; not where products are short or the loop takes all."""
-    h200 = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    on_an_h200(monkeypatch)
     monkeypatch.setattr(schedules, "has_launch_events", lambda: True)
 
     def of(cell, hidden, dtype=torch.float16):

@@ -26,7 +26,7 @@ from openrnn.lm import checkpoint, corpus, evaluate
 from openrnn.lm.build import build
 from openrnn.lm.config import Config
 from openrnn.lm.contents import Record
-from openrnn.lm.model import find
+from openrnn.lm.model import as_tuple, find
 from openrnn.lm.report import Several
 from openrnn.lm.run import TrainingRun
 from openrnn.lm.sample import sample
@@ -256,6 +256,7 @@ def test_both_models_are_one_function(cell):
     for x_t, row in zip(x, logits):
         torch.testing.assert_close(one(x_t), row)
         torch.testing.assert_close(other(x_t), row)
+    torch.testing.assert_close(one(x[0]), other(x[0]))
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -296,13 +297,16 @@ def test_the_rate_rises_then_falls_to_nothing():
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh", "rnn_relu", "mgu", "slstm"])
-def test_a_step_is_a_call_of_one_byte(cell):
+def test_a_step_is_a_call_of_one_byte(monkeypatch, cell):
     model = build(Config(cell=cell, **TINY, dtype="float64"))
     x = torch.randint(256, (5, 3))
-    logits, _ = model(x)
+    logits, finals = model(x)
+    stepper = model.rnn.stepper(3)
+    monkeypatch.setattr(model.rnn, "stepper", lambda batch: stepper)
     step = model.stepper(3)
     for x_t, row in zip(x, logits):
         torch.testing.assert_close(step(x_t), row)
+    torch.testing.assert_close(as_tuple(stepper.state), finals)
 
 
 CELL = """

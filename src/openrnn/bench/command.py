@@ -25,7 +25,15 @@ from openrnn.bench.engines import WAYS, engines_of, peers_of
 from openrnn.bench.engines.base import Engine
 from openrnn.bench.interrupt import INTERRUPTED
 from openrnn.bench.options import Choice, Options, check, check_places, choice_of, device_of
-from openrnn.bench.record import Machine, Measurement, ResultFile, Writer, files_of, read
+from openrnn.bench.record import (
+    Machine,
+    Measurement,
+    ResultFile,
+    Writer,
+    files_of,
+    read,
+    values_of,
+)
 from openrnn.bench.session import Session, Todo
 from openrnn.bench.suites import SUITES, rows_of
 from openrnn.bench.task import precision_of
@@ -189,9 +197,10 @@ def _begun(options: Options, about: Machine) -> list[Measurement]:
             f"{path} is of another machine, {before.machine.get('name')}, this is {about['name']}"
         )
     for option in OPTIONS:
-        was, now = before.machine.get(option, about.get(option)), about.get(option)
-        if was != now and now not in (was or "").split("; "):  # of a file in several parts
-            raise OpenRNNError(f"{path} was measured with {option} {was}, --resume with {now}")
+        was, now = values_of(before.machine, option), about.get(option)
+        if was and now not in was:
+            had = before.machine[option]
+            raise OpenRNNError(f"{path} was measured with {option} {had}, --resume with {now}")
     return list(before.results)
 
 

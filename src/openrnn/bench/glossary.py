@@ -103,7 +103,8 @@ ABOUT_ENGINES = {
     "torch": "torch.nn's layer, called as its users call it",
     "graph": "torch.nn's layer, replayed from a CUDA graph",
     "cudnn": "cuDNN, called directly by each of its algorithms; the fastest right one counts",
-    "cudnn-graph": "the same as cudnn, replayed from a CUDA graph",
+    "cudnn-graph": "the same, replayed from a CUDA graph, without the one algorithm that none "
+    "captures (persist_dynamic)",
     "packed": "torch.nn's layer on a PackedSequence, for rows with lengths",
     "loop": "torch.nn's layer called once a step, for rows with resets",
     "eager": "a cell in a Python loop over time, for cells that torch.nn lacks",

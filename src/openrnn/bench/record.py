@@ -22,6 +22,7 @@ SCHEMA = 2
 READ = (1, 2)  # schemas; rows of the first have no `states` and no `full`
 STATUSES = ("ok", "wrong", "refused", "failed")
 Machine = Mapping[str, str]
+_BETWEEN = "; "  # the values of several lines
 
 
 @dataclass(frozen=True)
@@ -218,12 +219,16 @@ def read(path: Path) -> ResultFile:
     )  # fmt: skip
 
 
+def values_of(machine: Machine, name: str) -> list[str]:
+    """The values of a name in the lines on a machine, each once; empty where none has it."""
+    return machine[name].split(_BETWEEN) if name in machine else []
+
+
 def _joined(before: Machine, now: Mapping[str, Any]) -> Machine:
-    """What several lines say of the machine; different values are separated by semicolons."""
+    """What several lines say of the machine."""
     joined = dict(before)
     for name, value in now.items():
-        parts = joined[name].split("; ") if name in joined else []
-        joined[name] = "; ".join(dict.fromkeys([*parts, str(value)]))
+        joined[name] = _BETWEEN.join(dict.fromkeys([*values_of(before, name), str(value)]))
     return joined
 
 

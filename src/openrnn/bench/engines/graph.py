@@ -15,7 +15,7 @@ class Replayed(Ready):
     """Another engine's calls, captured at their first run in each mode."""
 
     def __init__(self, inner: Ready) -> None:
-        super().__init__(inner.task, inner.call, inner.leaves, inner.chosen, inner.step)
+        super().__init__(inner.task, inner.call, inner.leaves, inner.chosen)
         self.inner = inner
         self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
 

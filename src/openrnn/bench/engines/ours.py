@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from openrnn.bench.cases import TORCH_CELLS
 from openrnn.bench.engines.base import Engine, Inference, Ready, hx_of, leaf, leaves_of
@@ -138,19 +137,11 @@ def _of(task: Task, layer: Layer) -> Ready:
         recorded = MODES[mode].gradients or mode == "host-recorded"
         given = x[:1] if MODES[mode].stepwise else x
         return explain(
-            layer,
-            given,
-            grad=recorded,
-            lengths="lengths" in extra,
-            reset="reset" in extra,
+            layer, given, grad=recorded, lengths="lengths" in extra, reset="reset" in extra,
             quiet=True,
-        ).chosen
+        ).chosen  # fmt: skip
 
-    def call() -> Tensor:
-        y: Tensor = layer(x, first, **extra)[0]
-        return y
-
-    return Ready(task, call, leaves_of(layer, x), chosen, layer.step)
+    return Ready(task, lambda: layer(x, first, **extra)[0], leaves_of(layer, x), chosen, layer.step)
 
 
 def plain(task: Task) -> Ready:
