@@ -30,9 +30,10 @@ from openrnn.codegen import cuda
 from openrnn.codegen.cluster_stack_config import ClusterStackConfig
 from openrnn.codegen.config import KernelConfig
 from openrnn.codegen.multicast_config import MulticastConfig
+from openrnn.codegen.step_config import StepConfig
 from openrnn.codegen.trace import Traced
 from openrnn.native.nvrtc import CudaKernel
-from openrnn.tuning import cluster_stack, plan
+from openrnn.tuning import cluster_stack, plan, single_step
 from openrnn.tuning.limits import Limits
 
 BF16, TF32 = torch.bfloat16, torch.float32
@@ -93,6 +94,8 @@ def cases() -> Iterator[Case]:
         yield {**one, "dtype": torch.float16, "resets": True}
         yield {**one, "bidirectional": True, "layers": 2}
         yield {**one, "grad": False, "resets": True}
+        sizes = (2, 1), (8, 1), (1, 2), (4, 2), (8, 2)
+        yield from ({**one, "hidden": 48, "batch": 70, "block": block} for block in sizes)
     yield {"cell": "peephole_lstm", "hidden": 64, "steps": 1}
 
 
@@ -123,6 +126,7 @@ def run(
     layers: int = 1, bidirectional: bool = False, wavefront: int | None = None,
     masks: bool = False, resets: bool = False, grad: bool = True, cut: bool = False,
     stepwise: bool = False, multicast: bool = False, streams: bool = False, blocks: int = 0,
+    block: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """One call with initial states, and its gradients.
 
@@ -133,6 +137,7 @@ def run(
         multicast: as if clusters held no layer of a stack.
         streams: grids that read half of R from memory.
         blocks: only clusters of so many blocks.
+        block: tiles of rows, and groups of units, of a block of a single step.
     """
     torch.manual_seed(0)
     edges = [0, 2, 5, steps] if cut else []
@@ -180,6 +185,11 @@ def run(
         patch.object(plan, "holding_r", grids) if streams else nullcontext(),
         patch.object(Limits, "splits", splits_of(blocks)) if blocks else nullcontext(),
         patch.object(kernels, "launch", launched) if blocks else nullcontext(),
+        patch.object(
+            single_step, "forward", lambda *_: [StepConfig("step_forward", *block or (), 2)]
+        )
+        if block
+        else nullcontext(),
         torch.set_grad_enabled(grad),
     ):
         y, *_ = layer(x, single, **given)

@@ -740,8 +740,8 @@ def test_kernels_of_single_steps_are_compiled_ahead(folder, monkeypatch):
     step = kernels.step_binary
     monkeypatch.setattr(kernels, "step_binary", lambda *of: asked.append(of[2].kind) or step(*of))
     layer = openrnn.RNN(64, 64, num_layers=2)
-    count = openrnn.compile_kernels(layer, batches=(1, 4096), grad=False, capability=(9, 0))
+    count = openrnn.compile_kernels(layer, batches=(1, 16384), grad=False, capability=(9, 0))
     assert asked == ["step_forward", "step_cell"]
     assert count == len([*folder.iterdir()])
-    openrnn.compile_kernels(layer, batches=(1, 4096), capability=(9, 0))
+    openrnn.compile_kernels(layer, batches=(1, 16384), capability=(9, 0))
     assert asked[2:] == ["step_forward", "step_backward", "step_cell"]

@@ -21,7 +21,7 @@ from openrnn.codegen.config import (
 )
 from openrnn.codegen.graph import TRUTHS, Graph, Node, Value, factored
 from openrnn.codegen.multicast_config import MulticastConfig
-from openrnn.codegen.step_config import StepConfig
+from openrnn.codegen.step_config import WARPS, StepConfig
 from openrnn.codegen.trace import Traced
 from openrnn.kernels.cuda.args import LOOPS, PLAIN, STEPS
 from openrnn.kernels.cuda.table import Args
@@ -145,7 +145,8 @@ def step_source(cell: Traced, dtype: str, config: StepConfig) -> str:
     constants = {
         **_cell_constants(cell, dtype), **_ANY_SIZE,
         "FACTORS": len(derivative_parts(cell)[0].outputs),
-        "TILES": config.tiles, "WARPS": config.warps, "SHARED_GIVEN": config.shared(cell),
+        "TILES": config.tiles, "WARPS": WARPS, "UNIT_GROUPS": config.unit_groups,
+        "STAGES": config.stages, "SHARED_GIVEN": config.shared(len(cell.gates)),
     }  # fmt: skip
     lines = _head(config.kind, cell, dtype, legend) + _defined(constants)
     if config.kind == "step_backward":

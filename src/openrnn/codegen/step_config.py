@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from openrnn.codegen.config import ceil_div
-from openrnn.codegen.trace import Traced
+
+WARPS = 8  # of a block; 16 were no faster on an H200
+PLACE = 512  # bytes: 16 for each lane of a warp
 
 
 @dataclass(frozen=True)
@@ -13,19 +15,29 @@ class StepConfig:
     Args:
         kind: "step_forward", "step_cell", which leaves products to GEMMs, or "step_backward".
         tiles: of 8 batch rows that a block takes; backward takes all rows in turn.
-        warps: of a block; in `step_forward` they split K.
+        unit_groups: of 8 units that a block takes, all gates of them.
+        stages: K tiles that a warp of `step_forward` has in shared memory at once.
     """
 
     kind: str
     tiles: int
-    warps: int
+    unit_groups: int = 1
+    stages: int = 1
 
     @property
     def threads(self) -> int:
-        return 32 * self.warps
+        return 32 * WARPS
 
-    def shared(self, cell: Traced) -> int:
-        """Bytes of shared memory of a block that its launch asks for: partial sums of warps."""
+    def stage_bytes(self, gates: int) -> int:
+        """Shared memory of a K tile of all warps: their parts of the matrices and of the rows."""
+        return WARPS * (self.unit_groups * gates + self.tiles) * PLACE
+
+    def shared(self, gates: int) -> int:
+        """Bytes of shared memory of a block.
+
+        In `step_forward` each warp has a ring of K tiles, where it also leaves its partial sums.
+        """
         if self.kind != "step_forward":
             return 0
-        return self.warps * ceil_div(len(cell.gates), 2) * self.tiles * 512
+        sums = self.unit_groups * ceil_div(gates, 2) * self.tiles
+        return max(self.stages * self.stage_bytes(gates), WARPS * sums * PLACE)

@@ -176,6 +176,8 @@ class CudaKernel:
         made: the binary; cluster: blocks of a cluster; threads: of a block.
         shared: bytes of shared memory of a block.
         cooperative: all blocks of a launch must be resident at once.
+        overlaps: its blocks may begin before the launch before has ended, and wait for that
+            themselves (programmatic dependent launch).
     """
 
     def __init__(
@@ -186,12 +188,13 @@ class CudaKernel:
         shared: int,
         device: int,
         cooperative: bool = False,
+        overlaps: bool = False,
     ) -> None:
         from cuda.bindings import driver
         from cuda.core import ObjectCode
 
         self.made, self.cluster, self.threads, self.shared = made, cluster, threads, shared
-        self.device, self.cooperative = device, cooperative
+        self.device, self.cooperative, self.overlaps = device, cooperative, overlaps
         self._module = ObjectCode.from_cubin(made.code)
         self._kernel = self._module.get_kernel(made.name)
         self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
@@ -293,6 +296,11 @@ class CudaKernel:
             cooperative.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             cooperative.value.cooperative = 1
             attributes.append(cooperative)
+        if self.overlaps:
+            early = driver.CUlaunchAttribute()
+            early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            early.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(early)
         if launch_event:
             completion = driver.CUlaunchAttribute()
             completion.id = kinds.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
@@ -303,15 +311,16 @@ class CudaKernel:
 
 
 _LOCK = Lock()
-_LOADED: dict[tuple[int, int], CudaKernel] = {}
+_LOADED: dict[tuple[int, int, int], CudaKernel] = {}
 
 
 def loaded(
-    made: Binary, cluster: int, threads: int, shared: int, device: int, cooperative: bool = False
-) -> CudaKernel:
+    made: Binary, cluster: int, threads: int, shared: int, device: int, cooperative: bool = False,
+    overlaps: bool = False,
+) -> CudaKernel:  # fmt: skip
     """The binary as a kernel on a device, loaded once."""
-    key = id(made), device
+    key = id(made), device, shared
     with _LOCK:
         if key not in _LOADED:
-            _LOADED[key] = CudaKernel(made, cluster, threads, shared, device, cooperative)
+            _LOADED[key] = CudaKernel(made, cluster, threads, shared, device, cooperative, overlaps)
         return _LOADED[key]

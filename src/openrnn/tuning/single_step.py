@@ -4,22 +4,51 @@ A time loop first loads all of R, which pays from the second step on. One step r
 once instead, so T = 1 is a problem of its own.
 """
 
-from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
-import torch
-
+from openrnn.codegen.config import ceil_div
 from openrnn.codegen.step_config import StepConfig
 from openrnn.memo import memo
-from openrnn.spec import Problem, Spec
+from openrnn.spec import Problem
+from openrnn.tuning.limits import Limits
 
 MOST_ROWS = 256  # of the batch: beyond it backward, in which a block takes all rows, is a loop
-# bytes that blocks of `step_forward` read again, beyond which GEMMs were faster on an H200
-MOST_REREAD = 40 << 20
-MOST_BLOCKS = 264  # the same of its blocks, where rows take more than one: two a multiprocessor
-MOST_SUMS = 12  # fragments of a warp's sums, of 4 registers a lane
-LARGE_K = 1024  # columns of W_ih and R from which 16 warps of a block find enough to load
-CELL = StepConfig("step_cell", 8, 8)
-BACKWARD = StepConfig("step_backward", 1, 8)
+MOST_SUMS = 32  # fragments of a warp's sums, of 4 registers a lane
+MOST_STAGES = 4  # of a ring: more were no faster
+# The model of times and the shared memory of rings are of an H200.
+PROCESSORS = 132
+# Bytes of rings where a launch has a block for each multiprocessor at most, and where it has more:
+# then two are resident on each.
+RING, RING_OF_TWO = 200 << 10, 110 << 10
+# Bytes of shared memory, of which a multiprocessor has room for one block. A launch of no more
+# blocks than multiprocessors asks for them: it begins while the launch before still runs, and the
+# free multiprocessors would otherwise take two of its blocks each.
+ALONE = 116 << 10
+# us by GEMMs and `step_cell`, and more for each GFLOP, by bytes of a value
+GEMMS = {2: (8.2, 2.3), 4: (13.5, 3.3)}
+CELL = StepConfig("step_cell", 8)
+BACKWARD = StepConfig("step_backward", 1)
+
+
+class StepSizes(NamedTuple):
+    """The sizes of a layer's step.
+
+    Args:
+        inputs: columns of W_ih, 0 without one.
+        itemsize: bytes of a value.
+    """
+
+    gates: int
+    inputs: int
+    hidden: int
+    batch: int
+    itemsize: int
+
+    @property
+    def columns(self) -> int:
+        """K of both products together."""
+        return self.inputs + self.hidden
 
 
 def takes(problem: Problem, steps: int, batch: int, reset_state: bool = False) -> bool:
@@ -35,8 +64,7 @@ def takes(problem: Problem, steps: int, batch: int, reset_state: bool = False) -
     again = problem.grad and spec.recompute == "gates"
     if steps != 1 or not whole or masked or again:
         return False
-    sizes = len(spec.gates), spec.hidden_size, batch
-    kinds = {forward_kind(problem.dtype, *sizes, columns) for columns in input_columns(spec)}
+    kinds = {forward_kind(sizes) for sizes in step_sizes(problem, batch)}
     return not (reset_state and "step_cell" in kinds)
 
 
@@ -53,55 +81,100 @@ def differentiates(
     return takes(problem, steps, batch, reset_state)
 
 
-def input_columns(spec: Spec) -> dict[int, None]:
-    """The columns of the layers' input matrices, each once; 0 where layer 0 has none."""
+def step_sizes(problem: Problem, batch: int) -> list[StepSizes]:
+    """The sizes of the layers' steps, each once."""
+    spec = problem.spec
     columns = [spec.layer_input(layer) for layer in range(spec.num_layers)]
     if spec.input_mode != "linear":
         columns[0] = 0
-    return dict.fromkeys(columns)
+    size, hidden = problem.dtype.itemsize, spec.hidden_size
+    return [
+        StepSizes(len(spec.gates), inputs, hidden, batch, size) for inputs in dict.fromkeys(columns)
+    ]
 
 
 @memo(4096)  # each launch asks
-def forward_kind(dtype: torch.dtype, gates: int, hidden: int, batch: int, inputs: int) -> str:
-    """The kernel that runs a layer's step; `inputs`: columns of W_ih, 0 without one.
+def forward_kind(sizes: StepSizes) -> str:
+    """The kernel that runs a layer's step.
 
     "step_forward", whose blocks multiply, too: each reads again what others have read. Or
     "step_cell" after two GEMMs, which share operands better.
     """
-    config = next(forward(gates, inputs, hidden, batch))
-    rows, columns = min(8 * config.tiles, batch), inputs + hidden
-    count = blocks(config, hidden, batch)
-    again = count * (8 * gates + rows) * columns - (gates * hidden + batch) * columns
-    shares = count > hidden // 8
-    large = again * dtype.itemsize > MOST_REREAD or (shares and count > MOST_BLOCKS)
-    return "step_cell" if large else "step_forward"
+    own = min(step_time(config, sizes) for config in forward(sizes))
+    launches, gigaflop = GEMMS[sizes.itemsize]
+    flop = 2.0 * sizes.batch * sizes.gates * sizes.hidden * sizes.columns
+    return "step_forward" if own < launches + gigaflop * flop / 1e9 else "step_cell"
 
 
-def configs(kind: str, gates: int, inputs: int, hidden: int, batch: int) -> list[StepConfig]:
-    """The kernels of a layer, best first.
+def configs(kind: str, sizes: StepSizes, capability: tuple[int, int]) -> list[StepConfig]:
+    """The kernels of a layer that a device has shared memory for, best first.
 
     Args:
         kind: "step_forward", "step_cell" or "step_backward".
     """
     fixed = {one.kind: [one] for one in (CELL, BACKWARD)}
-    return fixed.get(kind) or [*forward(gates, inputs, hidden, batch)]
+    return fixed.get(kind) or forward(sizes, Limits.of(capability).shared)
 
 
 def blocks(config: StepConfig, hidden: int, batch: int) -> int:
-    """The blocks of a launch: one for each 8 units and, in forward, 8 * tiles rows."""
-    rows = 1 if config is BACKWARD else -(-batch // (8 * config.tiles))
-    return hidden // 8 * rows
+    """The blocks of a launch: one for some groups of units and, in forward, 8 * tiles rows."""
+    rows = 1 if config is BACKWARD else ceil_div(batch, 8 * config.tiles)
+    return hidden // (8 * config.unit_groups) * rows
 
 
-def forward(gates: int, inputs: int, hidden: int, batch: int) -> Iterator[StepConfig]:
-    """The kernels `step_forward` of a layer, best first; a later one is less likely to spill."""
-    fragments = -(-gates // 2)
-    most = max(1, MOST_SUMS // fragments)
-    tiles = min((tiles for tiles in (1, 2, 4) if 8 * tiles >= batch), default=4)
-    while tiles > most:
-        tiles //= 2
-    while tiles:
-        if tiles < 4 and inputs + hidden >= LARGE_K:
-            yield StepConfig("step_forward", tiles, 16)
-        yield StepConfig("step_forward", tiles, 8)
-        tiles //= 2
+def shared_of_launch(
+    config: StepConfig, sizes: StepSizes, capability: tuple[int, int], processors: int
+) -> int:
+    """Bytes of shared memory that the launch of a kernel asks for."""
+    needed = config.shared(sizes.gates)
+    few = blocks(config, sizes.hidden, sizes.batch) <= processors
+    alone = config.kind == "step_forward" and few and overlaps(capability)
+    return max(needed, ALONE) if alone and Limits.of(capability).shared >= ALONE else needed
+
+
+def overlaps(capability: tuple[int, int]) -> bool:
+    """Whether a launch may begin while the one before still runs."""
+    return capability >= (9, 0)
+
+
+def forward(sizes: StepSizes, shared: int = RING) -> list[StepConfig]:
+    """The kernels `step_forward` of a layer, best first, and last the one that needs least.
+
+    Args:
+        shared: bytes of shared memory that a block may take.
+    """
+    smallest = StepConfig("step_forward", 1)
+    every = [
+        with_stages(StepConfig("step_forward", tiles, unit_groups), sizes, shared)
+        for unit_groups in ((2, 1) if sizes.hidden % 16 == 0 else (1,))  # of equals the first
+        for tiles in (1, 2, 4, 8)
+        if unit_groups * tiles * ceil_div(sizes.gates, 2) <= MOST_SUMS
+        and 8 * tiles < 2 * max(8, sizes.batch)
+    ]
+    fitting = [one for one in every if one.shared(sizes.gates) <= shared]
+    best = sorted(fitting, key=lambda config: step_time(config, sizes))
+    return [*best, with_stages(smallest, sizes, shared)]
+
+
+def with_stages(config: StepConfig, sizes: StepSizes, shared: int) -> StepConfig:
+    """The configuration with as many stages as shared memory should hold."""
+    few = blocks(config, sizes.hidden, sizes.batch) <= PROCESSORS
+    stages = min(shared, RING if few else RING_OF_TWO) // config.stage_bytes(sizes.gates)
+    return replace(config, stages=max(1, min(MOST_STAGES, stages)))
+
+
+def step_time(config: StepConfig, sizes: StepSizes) -> float:
+    """Microseconds of `step_forward` on an H200, by a model.
+
+    Fitted to measured times of LSTMs and GRUs: benchmarks/log/cuda-results.md, "Rings of single
+    steps".
+    """
+    count = blocks(config, sizes.hidden, sizes.batch)
+    rounds = ceil_div(count, PROCESSORS)
+    rows = min(8 * config.tiles, sizes.batch)
+    row = sizes.columns * sizes.itemsize
+    loaded = (8 * config.unit_groups * sizes.gates + rows) * row  # bytes, of a block
+    pairs = config.unit_groups * config.tiles  # of 8 units and 8 rows
+    mma = ceil_div(sizes.gates, 2) * pairs * row / 32  # of a block
+    of_processor = 0.77e-5 * loaded + 0.17 * pairs + 1.4e-3 * mma
+    return 2.0 + rounds * of_processor + 0.18e-7 * count * loaded

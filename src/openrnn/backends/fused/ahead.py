@@ -121,11 +121,10 @@ def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
     if capability is None or not single_step.takes(problem, 1, batch):
         return
     cell, name = traced(spec), problem.dtype_name
-    gates, hidden = len(spec.gates), spec.hidden_size
-    for inputs in single_step.input_columns(spec):
-        kinds = [single_step.forward_kind(problem.dtype, gates, hidden, batch, inputs)]
+    for sizes in single_step.step_sizes(problem, batch):
+        kinds = [single_step.forward_kind(sizes)]
         if problem.grad and single_step.differentiates(problem, 1, batch, False):
             kinds.append("step_backward")
         for kind in kinds:
-            configs = single_step.configs(kind, gates, inputs, hidden, batch)
+            configs = single_step.configs(kind, sizes, capability)
             yield kernels.best_step(configs, cell, name, arch_of(capability))[0]

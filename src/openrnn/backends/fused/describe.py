@@ -246,19 +246,17 @@ def _of_step(problem: Problem, kind: str) -> list[str]:
     ):
         return []
     cell, dtype = traced(spec), problem.dtype_name
-    arch, gates, hidden = nvrtc.arch_of(problem.capability), len(spec.gates), spec.hidden_size
-    widths = single_step.input_columns(spec)
+    arch, every = nvrtc.arch_of(problem.capability), single_step.step_sizes(problem, batch)
     lines: list[str] = []
-    for inputs in widths if kind == "forward" else [0]:  # backward reads no x
-        name = "step_backward"
-        if kind == "forward":
-            name = single_step.forward_kind(problem.dtype, gates, hidden, batch, inputs)
-        configs = single_step.configs(name, gates, inputs, hidden, batch)
+    for sizes in every if kind == "forward" else every[:1]:  # backward reads no x
+        name = single_step.forward_kind(sizes) if kind == "forward" else "step_backward"
+        configs = single_step.configs(name, sizes, problem.capability)
         made, config = kernels.best_step(configs, cell, dtype, arch)
         spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
-        reads = f" that reads {inputs} inputs" if len(widths) > 1 and inputs else ""
+        several = len(every) > 1 and kind == "forward" and sizes.inputs
+        reads = f" that reads {sizes.inputs} inputs" if several else ""
         products = "GEMMs of x and h, then " if name == "step_cell" else ""
-        count = single_step.blocks(config, hidden, batch)
+        count = single_step.blocks(config, sizes.hidden, batch)
         lines.append(
             f"{kind} of a single step{reads}: {products}{count} blocks "
             f"of {config.threads} threads, {made.resources.registers} registers{spilled}"

@@ -18,6 +18,7 @@ from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
 from openrnn.schedule import Chunk
 from openrnn.tuning import single_step
+from openrnn.tuning.single_step import StepSizes
 
 States = Sequence[Tensor | None]
 
@@ -25,30 +26,41 @@ States = Sequence[Tensor | None]
 class PreparedStep:
     """The kernel of a step for a batch size, loaded.
 
-    Args:
-        inputs: values of a row that the layer reads.
-
     Attributes:
         args: its arguments, of which each launch gives addresses and strides.
         blocks: of a launch.
     """
 
-    def __init__(self, layer: LayerKernels, batch: int, kind: str, inputs: int) -> None:
-        arch = nvrtc.arch_of(torch.cuda.get_device_capability(layer.device))
-        configs = single_step.configs(kind, layer.gates, inputs, layer.hidden, batch)
-        shared = {"batch": batch, "hidden": layer.hidden}
-        if kind == "step_backward":
-            shared |= {"left": layer.input_ranks, "right": layer.recurrent_ranks}
-        else:
-            shared["inputs"] = inputs
-        made, config = kernels.best_step(configs, layer.cell, layer.dtype_name, arch)
+    def __init__(self, layer: LayerKernels, kind: str, sizes: StepSizes) -> None:
+        device = torch.cuda.get_device_properties(layer.device)
+        capability = device.major, device.minor
+        configs = single_step.configs(kind, sizes, capability)
+        made, config = kernels.best_step(
+            configs, layer.cell, layer.dtype_name, nvrtc.arch_of(capability)
+        )
+        shared = single_step.shared_of_launch(
+            config, sizes, capability, device.multi_processor_count
+        )
         self.config: StepConfig = config
-        self.kernel = nvrtc.loaded(made, 1, config.threads, config.shared(layer.cell), layer.device)
-        self.args = PreparedArgs(STEPS[kind], **shared)
-        self.blocks = single_step.blocks(config, layer.hidden, batch)
+        self.kernel = nvrtc.loaded(
+            made, 1, config.threads, shared, layer.device,
+            overlaps=single_step.overlaps(capability),
+        )  # fmt: skip
+        given = {"batch": sizes.batch, "hidden": sizes.hidden}
+        if kind == "step_backward":
+            given |= {"left": layer.input_ranks, "right": layer.recurrent_ranks}
+        else:
+            given["inputs"] = sizes.inputs
+        self.args = PreparedArgs(STEPS[kind], **given)
+        self.blocks = single_step.blocks(config, sizes.hidden, sizes.batch)
 
 
 step_for = memo(4096)(PreparedStep)
+
+
+def sizes_of(layer: LayerKernels, inputs: int, batch: int) -> StepSizes:
+    """The sizes of a layer's step; `inputs`: columns of W_ih, 0 without one."""
+    return StepSizes(layer.gates, inputs, layer.hidden, batch, layer.dtype.itemsize)
 
 
 def launch_forward(
@@ -66,9 +78,9 @@ def launch_forward(
     if not (x.stride(-1) == 1 and aligned(x)):
         x = copied(x)
     inputs = 0 if weights.w_ih is None else x.shape[2]
-    sizes = layer.gates, layer.hidden, runner.batch
-    kind = single_step.forward_kind(layer.dtype, *sizes, inputs)
-    step = step_for(layer, runner.batch, kind, inputs)
+    sizes = sizes_of(layer, inputs, runner.batch)
+    kind = single_step.forward_kind(sizes)
+    step = step_for(layer, kind, sizes)
     w_ih = None if weights.w_ih is None else dense(weights.w_ih)
     x_products = h_products = None
     if kind == single_step.CELL.kind:
@@ -127,7 +139,7 @@ def launch_backward(
         d_initial: memory for the gradients of the initial states.
     """
     layer, dy, d_gates = at.layer, at.dy, at.d_gates(chunk)
-    step = step_for(layer, runner.batch, "step_backward", 0)
+    step = step_for(layer, "step_backward", sizes_of(layer, 0, runner.batch))
     d_before, biases = runner.states(layer, d_initial), at.biases()
     words = step.args.words(
         saved=saved.data_ptr(),

@@ -5,6 +5,7 @@
 // A block owns a group of 8 units in all rows of the batch; its warps take tiles of 8 rows in turn.
 
 #include "device.cuh"
+#include "overlap.cuh"
 #include "saved.cuh"
 
 constexpr int THREADS = WARPS * 32;
@@ -71,6 +72,7 @@ step_backward(const __grid_constant__ StepBackwardArgs args) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int groups = int(args.hidden) / 8, group = blockIdx.x;
     const int unit = group * 8 + (lane >> 2);
+    overlap_launches();
     float vectors[VECTORS + 1], sums[SUMS] = {};
     #pragma unroll
     for (int v = 0; v < VECTORS; ++v) vectors[v] = widen(args.vectors[v * args.hidden + unit]);

@@ -21,6 +21,7 @@ step_cell(const __grid_constant__ StepForwardArgs args) {
     const int group = blockIdx.x % groups, unit = group * 8 + (lane >> 2);  // of the lane
     const int64 tile = int64(blockIdx.x / groups) * WARPS + warp;
     const int64 own_row = tile * 8 + (lane & 3) * 2;
+    overlap_launches();
     if (tile * 8 >= args.batch) return;
 
     Cells cells;

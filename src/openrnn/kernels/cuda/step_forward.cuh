@@ -1,27 +1,29 @@
 // One step of one layer and direction, T = 1: both products and the cell in one launch.
 //
-// A block owns a group of 8 units, all gates of it, in TILES * 8 rows of the batch. It reads each
-// of its weights once, from L2 or memory, and keeps none: with one step to take there is nothing to
-// gain from holding R. Its warps split K: some multiply x by columns of W_ih, the others h by
-// columns of R. Their partial sums meet in shared memory, where the first TILES warps add them in a
-// fixed order and apply the cell, each to one tile of 8 rows.
+// A block owns UNIT_GROUPS groups of 8 units, all gates of them, in TILES * 8 rows of the batch. It
+// reads each of its weights once, from L2 or memory, and keeps none: with one step to take there is
+// nothing to gain from holding R. Its warps split K: some multiply x by columns of W_ih, the others
+// h by columns of R. Their partial sums meet in shared memory. There a warp adds those of a pair, a
+// group of units and a tile of 8 rows, in a fixed order, and applies the cell.
+//
+// A warp's operands pass through a ring of STAGES K tiles in shared memory. A lane copies 16 bytes
+// at a time to places of its own and reads no others, so the ring needs no barrier.
 //
 // H and I are multiples of 8, so that every 16 bytes of a row that a lane reads are inside it.
 
 #include "step_unit.cuh"
 
-constexpr int PARTS = MMA_ROWS * TILES;    // of a warp's sums, four a lane
-static_assert(WARPS * PARTS * 32 * sizeof(float4) == SHARED_GIVEN,
+constexpr int PAIRS = UNIT_GROUPS * TILES;    // of a group of units and a tile of rows
+constexpr int PLACE = 32 * sizeof(uint4);     // 16 bytes for each lane of a warp
+constexpr int WEIGHTS = UNIT_GROUPS * GATES;  // places of a stage, before those of rows
+constexpr int PARTS = PAIRS * MMA_ROWS;       // of a warp's sums, four a lane
+constexpr int STAGE_BYTES = (WEIGHTS + TILES) * PLACE;
+constexpr int RING_BYTES = STAGES * STAGE_BYTES, PARTS_BYTES = PARTS * PLACE;
+constexpr int WARP_BYTES = RING_BYTES > PARTS_BYTES ? RING_BYTES : PARTS_BYTES;
+static_assert(WARPS * WARP_BYTES == SHARED_GIVEN,
               "codegen/step_config.py counts shared memory otherwise");
-// K tiles whose operands a lane loads before it multiplies: as many as registers hold
-constexpr int MOST = (WARPS > 8 ? 64 : 80) / (MMA_ROWS * 8 + TILES * 4);
-constexpr int DEPTH = MOST < 1 ? 1 : MOST > 4 ? 4 : MOST;
 
-typedef float Sums[MMA_ROWS][TILES][4];
-
-INLINE uint4 load_16_bytes(const storage_t* source, bool exists) {
-    return exists ? __ldg(reinterpret_cast<const uint4*>(source)) : make_uint4(0, 0, 0, 0);
-}
+typedef float Sums[UNIT_GROUPS][MMA_ROWS][TILES][4];
 
 // The row of the batch that a lane has as a column of the product in tile n.
 INLINE int64 column_row(int64 first_row, int n, int lane) {
@@ -40,28 +42,57 @@ struct Operands {
         matrix = weights + unit * width + lane_column;
     }
 
-    // Adds the products of the K tiles [begin, end).
-    INLINE void multiply_tiles(int begin, int end, Sums& sums) const {
-        for (int s = begin; s < end; s += DEPTH) {
-            uint4 a[DEPTH][MMA_ROWS * 2], b[DEPTH][TILES];
+    // Begins to copy a K tile to a stage; a lane's place in it is at `stage`.
+    INLINE void copy_tile(int tile, uint32 stage) const {
+        const int k = tile * K_TILE;
+        const bool inside = k + lane_column < columns;
+        #pragma unroll
+        for (int u = 0; u < UNIT_GROUPS; ++u)
             #pragma unroll
-            for (int d = 0; d < DEPTH; ++d) {
-                const int k = (s + d) * K_TILE;
-                const bool inside = s + d < end && k + lane_column < columns;
-                #pragma unroll
-                for (int g = 0; g < MMA_ROWS * 2; ++g)
-                    a[d][g] = load_16_bytes(matrix + g * gate + k, inside && g < GATES);
-                #pragma unroll
-                for (int n = 0; n < TILES; ++n)
-                    b[d][n] = load_16_bytes(rows[n] + k, inside && rows[n]);
-            }
+            for (int g = 0; g < GATES; ++g)
+                copy_async<16>(stage + (u * GATES + g) * PLACE,
+                               matrix + g * gate + u * 8 * columns + k, inside ? 16 : 0);
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            const bool exists = inside && rows[n];
+            copy_async<16>(stage + (WEIGHTS + n) * PLACE, exists ? rows[n] + k : matrix,
+                           exists ? 16 : 0);
+        }
+    }
+
+    // Adds the products of the K tiles [begin, end); `ring`: the lane's place in the first stage.
+    INLINE void multiply_tiles(int begin, int end, const unsigned char* ring, Sums& sums) const {
+        const uint32 target = shared_address(ring);
+        #pragma unroll
+        for (int stage = 0; stage < STAGES; ++stage) {
+            if (begin + stage < end) copy_tile(begin + stage, target + stage * STAGE_BYTES);
+            commit_copies();
+        }
+        int at = 0;  // of the stage
+        for (int tile = begin; tile < end; ++tile) {
+            await_copies<STAGES - 1>();
+            multiply_stage(reinterpret_cast<const uint4*>(ring + at), sums);
+            if (tile + STAGES < end) copy_tile(tile + STAGES, target + at);
+            commit_copies();
+            at = at + STAGE_BYTES == RING_BYTES ? 0 : at + STAGE_BYTES;
+        }
+    }
+
+    static INLINE void multiply_stage(const uint4* stage, Sums& sums) {
+        uint4 a[UNIT_GROUPS][MMA_ROWS * 2];
+        #pragma unroll
+        for (int u = 0; u < UNIT_GROUPS; ++u)
             #pragma unroll
-            for (int d = 0; d < DEPTH; ++d)
+            for (int g = 0; g < MMA_ROWS * 2; ++g)
+                a[u][g] = g < GATES ? stage[(u * GATES + g) * 32] : make_uint4(0, 0, 0, 0);
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            const uint4 row = stage[(WEIGHTS + n) * 32];
+            #pragma unroll
+            for (int u = 0; u < UNIT_GROUPS; ++u)
                 #pragma unroll
                 for (int m = 0; m < MMA_ROWS; ++m)
-                    #pragma unroll
-                    for (int n = 0; n < TILES; ++n)
-                        multiply_tile(sums[m][n], a[d][2 * m], a[d][2 * m + 1], b[d][n]);
+                    multiply_tile(sums[u][m][n], a[u][2 * m], a[u][2 * m + 1], row);
         }
     }
 
@@ -88,8 +119,10 @@ struct Shares {
 };
 
 // Adds this warp's part of the products.
+//
+// ring: this lane's place in the warp's first stage.
 INLINE void multiply_share(const StepForwardArgs& args, const Shares& shares, int64 first_row,
-                           int unit, int warp, int lane, Sums& sums) {
+                           int unit, int warp, int lane, const unsigned char* ring, Sums& sums) {
     if (warp >= shares.warps) return;
     const bool takes_x = warp < shares.x_warps;
     const int64 width = takes_x ? args.inputs : args.hidden;
@@ -107,53 +140,96 @@ INLINE void multiply_share(const StepForwardArgs& args, const Shares& shares, in
     const int rank = takes_x ? warp : warp - shares.x_warps;
     const int among = takes_x ? shares.x_warps : shares.warps - shares.x_warps;
     const int tiles = (int(width) + K_TILE - 1) / K_TILE;
-    operands.multiply_tiles(rank * tiles / among, (rank + 1) * tiles / among, sums);
+    operands.multiply_tiles(rank * tiles / among, (rank + 1) * tiles / among, ring, sums);
 }
 
-// The sums of tile n over warps [begin, end), in their order.
-INLINE void add_parts(int n, int begin, int end, int lane, float (&sums)[MMA_ROWS * 4]) {
-    for (int warp = begin; warp < end; ++warp)
-        #pragma unroll
-        for (int m = 0; m < MMA_ROWS; ++m) {
-            const float4 part = reinterpret_cast<const float4*>(
-                shared)[(warp * PARTS + m * TILES + n) * 32 + lane];
-            sums[m * 4] += part.x, sums[m * 4 + 1] += part.y;
-            sums[m * 4 + 2] += part.z, sums[m * 4 + 3] += part.w;
-        }
+// Where a lane has four partial sums of a pair and fragment that a warp made. They lie where the
+// warp's ring has been: a lane overwrites only what it alone has read.
+INLINE float4* part_place(int warp, int pair, int m, int lane) {
+    float4* first = reinterpret_cast<float4*>(shared + warp * WARP_BYTES);
+    return first + (pair * MMA_ROWS + m) * 32 + lane;
 }
+
+INLINE void store_parts(const Sums& sums, int warp, int lane) {
+    #pragma unroll
+    for (int u = 0; u < UNIT_GROUPS; ++u)
+        #pragma unroll
+        for (int n = 0; n < TILES; ++n)
+            #pragma unroll
+            for (int m = 0; m < MMA_ROWS; ++m) {
+                const float (&sum)[4] = sums[u][m][n];
+                *part_place(warp, u * TILES + n, m, lane) =
+                    make_float4(sum[0], sum[1], sum[2], sum[3]);
+            }
+}
+
+// A lane's sums of a pair.
+struct PairSums {
+    float x[MMA_ROWS * 4] = {}, h[MMA_ROWS * 4] = {};  // of the products with W_ih, and with R
+
+    static INLINE void add(float* sum, float4 part) {
+        sum[0] += part.x, sum[1] += part.y, sum[2] += part.z, sum[3] += part.w;
+    }
+
+    // Adds what the warps made; the first `x_warps` of them multiplied x.
+    INLINE void add_parts(int pair, int x_warps, int lane) {
+        constexpr int AT_ONCE = 4;  // warps whose parts are loaded before they are added
+        #pragma unroll
+        for (int first = 0; first < WARPS; first += AT_ONCE) {
+            float4 parts[AT_ONCE][MMA_ROWS];
+            #pragma unroll
+            for (int w = 0; w < AT_ONCE; ++w)
+                #pragma unroll
+                for (int m = 0; m < MMA_ROWS; ++m)
+                    parts[w][m] = *part_place(first + w, pair, m, lane);
+            #pragma unroll
+            for (int w = 0; w < AT_ONCE; ++w)
+                #pragma unroll
+                for (int m = 0; m < MMA_ROWS; ++m)
+                    if (first + w < x_warps)  // no pointer, which would not be to registers
+                        add(x + m * 4, parts[w][m]);
+                    else
+                        add(h + m * 4, parts[w][m]);
+        }
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 step_forward(const __grid_constant__ StepForwardArgs args) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int groups = int(args.hidden) / 8;
-    const int group = blockIdx.x % groups, unit = group * 8 + (lane >> 2);  // of the lane
-    const int64 first_row = int64(blockIdx.x / groups) * (TILES * 8);
-    const int64 tile_row = first_row + warp * 8, own_row = tile_row + (lane & 3) * 2;
+    const int groups = int(args.hidden) / 8, across = groups / UNIT_GROUPS;  // blocks for a row
+    const int first_group = blockIdx.x % across * UNIT_GROUPS;
+    const int64 first_row = int64(blockIdx.x / across) * (TILES * 8);
+    // of the lane: its unit in the first group, its first row in the first tile
+    const int unit = first_group * 8 + (lane >> 2);
+    const int64 lane_row = first_row + (lane & 3) * 2;
+    overlap_launches();
     Cells cells;
-    if (warp < TILES) cells.load(args, unit, own_row);  // early: its loads overlap the products
+    if (warp < PAIRS)  // early: its loads overlap the products
+        cells.load(args, unit + warp / TILES * 8, lane_row + warp % TILES * 8);
 
     const Shares shares(args);
     Sums sums = {};
-    multiply_share(args, shares, first_row, unit, warp, lane, sums);
-    #pragma unroll
-    for (int m = 0; m < MMA_ROWS; ++m)
-        #pragma unroll
-        for (int n = 0; n < TILES; ++n) {
-            const float (&sum)[4] = sums[m][n];
-            reinterpret_cast<float4*>(shared)[(warp * PARTS + m * TILES + n) * 32 + lane] =
-                make_float4(sum[0], sum[1], sum[2], sum[3]);
-        }
+    multiply_share(args, shares, first_row, unit, warp, lane,
+                   shared + warp * WARP_BYTES + lane * 16, sums);
+    store_parts(sums, warp, lane);
     __syncthreads();
-    if (warp >= TILES || tile_row >= args.batch) return;
 
-    float x_sums[MMA_ROWS * 4] = {}, h_sums[MMA_ROWS * 4] = {}, saved[2][ACTIVATIONS + 4] = {};
-    add_parts(warp, 0, shares.x_warps, lane, x_sums);
-    add_parts(warp, shares.x_warps, shares.warps, lane, h_sums);
-    #pragma unroll
-    for (int c = 0; c < 2; ++c)
-        step_row(args, cells, c, own_row + c, unit, x_sums, h_sums, saved[c]);
-    if (args.saved)
-        store_saved(args.saved + (tile_row / 8 * groups + group) * (64 * SAVED) +
-                        saved_offset(lane),
-                    SavedPlace(lane).rest, saved);
+    #pragma unroll 1
+    for (int pair = warp; pair < PAIRS; pair += WARPS) {
+        const int group = pair / TILES, n = pair % TILES, own_unit = unit + group * 8;
+        const int64 tile_row = first_row + n * 8, own_row = lane_row + n * 8;
+        if (tile_row >= args.batch) continue;
+        if (pair >= WARPS) cells.load(args, own_unit, own_row);
+        PairSums both;
+        both.add_parts(pair, shares.x_warps, lane);
+        float saved[2][ACTIVATIONS + 4] = {};
+        #pragma unroll
+        for (int c = 0; c < 2; ++c)
+            step_row(args, cells, c, own_row + c, own_unit, both.x, both.h, saved[c]);
+        if (args.saved)
+            store_saved(args.saved + (tile_row / 8 * groups + first_group + group) * (64 * SAVED) +
+                            saved_offset(lane),
+                        SavedPlace(lane).rest, saved);
+    }
 }

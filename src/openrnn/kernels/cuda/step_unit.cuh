@@ -1,6 +1,7 @@
 // The cell of one step, T = 1: what a lane reads and writes of a unit in two rows of the batch.
 
 #include "device.cuh"
+#include "overlap.cuh"
 #include "saved.cuh"
 #include "unit_constants.cuh"
 
