@@ -210,3 +210,16 @@ def test_in_a_graph_and_on_other_streams(hidden):
         again, _ = module(x)
         graph.replay()
         assert torch.equal(y, again)
+
+
+@pytest.mark.parametrize("chunk", [1, 16], ids=["one-launch", "chunks"])
+def test_compiled(chunk):
+    """A graph of torch.compile has the bits of the call without it, in training and inference."""
+    torch.compiler.reset()
+    module, x = given(hidden=256, num_layers=4, wavefront=chunk)
+    compiled = torch.compile(module, fullgraph=True)
+    wanted = step(module, x)
+    for _ in range(3):
+        assert all(map(torch.equal, step(compiled, x), wanted))
+    with torch.no_grad():
+        assert torch.equal(compiled(x)[0], module(x)[0])
