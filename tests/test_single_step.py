@@ -76,6 +76,16 @@ def test_gemms_multiply_where_they_were_faster(dtype, hidden, batch, kind):
     assert single_step.forward_kind(StepSizes(4, hidden, hidden, batch, dtype.itemsize)) == kind
 
 
+def test_without_initial_states_r_is_not_counted():
+    """Two GEMMs would be slower than one launch, and one is quicker."""
+    sizes = StepSizes(4, 640, 640, 128, 2)
+    assert single_step.forward_kind(sizes._replace(hidden=512, inputs=512)) == "step_forward"
+    assert single_step.forward_kind(sizes._replace(has_h=False)) == "step_cell"
+    assert sizes._replace(has_h=False).columns == 640
+    no_products = StepSizes(4, 0, 640, 128, 2, has_h=False)  # x is for the gates
+    assert single_step.forward_kind(no_products) == "step_forward"
+
+
 @pytest.mark.parametrize(
     ("sizes", "tiles", "unit_groups"),
     [((4, 512, 512, 1, 2), 1, 1), ((3, 512, 512, 16, 2), 1, 1), ((4, 512, 512, 64, 2), 4, 1),
@@ -397,7 +407,7 @@ CASES = [
 @pytest.fixture
 def gemms(monkeypatch):
     """Products of steps are GEMMs at any size."""
-    monkeypatch.setattr(single_step, "GEMMS", {4: (0.0, 0.0)})
+    monkeypatch.setattr(single_step, "GEMMS", {4: (0.0, 0.0, 0.0)})
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)

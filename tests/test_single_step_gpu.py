@@ -146,7 +146,7 @@ def test_every_size_of_a_block(monkeypatch, name, tiles, unit_groups, dtype):
 @pytest.fixture
 def gemms(monkeypatch):
     """Products of steps are GEMMs at any size."""
-    monkeypatch.setattr(single_step, "GEMMS", {2: (0.0, 0.0), 4: (0.0, 0.0)})
+    monkeypatch.setattr(single_step, "GEMMS", {2: (0.0, 0.0, 0.0), 4: (0.0, 0.0, 0.0)})
     memo.clear()
     yield
     memo.clear()

@@ -25,8 +25,8 @@ RING, RING_OF_TWO = 200 << 10, 110 << 10
 # blocks than multiprocessors asks for them: it begins while the launch before still runs, and the
 # free multiprocessors would otherwise take two of its blocks each.
 ALONE = 116 << 10
-# us by GEMMs and `step_cell`, and more for each GFLOP, by bytes of a value
-GEMMS = {2: (8.2, 2.3), 4: (13.5, 3.3)}
+# us by one GEMM and `step_cell`, by two, and more for each GFLOP, by bytes of a value
+GEMMS = {2: (5.7, 8.2, 2.3), 4: (8.0, 13.5, 3.3)}
 CELL = StepConfig("step_cell", 8)
 BACKWARD = StepConfig("step_backward", 1)
 
@@ -37,6 +37,7 @@ class StepSizes(NamedTuple):
     Args:
         inputs: columns of W_ih, 0 without one.
         itemsize: bytes of a value.
+        has_h: h is multiplied by R; without initial states it is zero.
     """
 
     gates: int
@@ -44,11 +45,12 @@ class StepSizes(NamedTuple):
     hidden: int
     batch: int
     itemsize: int
+    has_h: bool = True
 
     @property
     def columns(self) -> int:
         """K of both products together."""
-        return self.inputs + self.hidden
+        return self.inputs + (self.hidden if self.has_h else 0)
 
 
 def takes(problem: Problem, steps: int, batch: int, reset_state: bool = False) -> bool:
@@ -81,7 +83,7 @@ def differentiates(
     return takes(problem, steps, batch, reset_state)
 
 
-def step_sizes(problem: Problem, batch: int) -> list[StepSizes]:
+def step_sizes(problem: Problem, batch: int, has_h: bool = True) -> list[StepSizes]:
     """The sizes of the layers' steps, each once."""
     spec = problem.spec
     columns = [spec.layer_input(layer) for layer in range(spec.num_layers)]
@@ -89,7 +91,8 @@ def step_sizes(problem: Problem, batch: int) -> list[StepSizes]:
         columns[0] = 0
     size, hidden = problem.dtype.itemsize, spec.hidden_size
     return [
-        StepSizes(len(spec.gates), inputs, hidden, batch, size) for inputs in dict.fromkeys(columns)
+        StepSizes(len(spec.gates), inputs, hidden, batch, size, has_h)
+        for inputs in dict.fromkeys(columns)
     ]
 
 
@@ -101,7 +104,8 @@ def forward_kind(sizes: StepSizes) -> str:
     "step_cell" after two GEMMs, which share operands better.
     """
     own = min(step_time(config, sizes) for config in forward(sizes))
-    launches, gigaflop = GEMMS[sizes.itemsize]
+    one, two, gigaflop = GEMMS[sizes.itemsize]
+    launches = two if sizes.inputs and sizes.has_h else one
     flop = 2.0 * sizes.batch * sizes.gates * sizes.hidden * sizes.columns
     return "step_forward" if own < launches + gigaflop * flop / 1e9 else "step_cell"
 

@@ -9,6 +9,7 @@ from openrnn.backends.fused.copies import whole_pieces
 from openrnn.backends.fused.describe import both_at_once
 from openrnn.backends.fused.loop_request import loop_of, units_of_problem
 from openrnn.backends.fused.stack_choice import stack_of, wavefront_of
+from openrnn.codegen.step_config import StepConfig
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step
@@ -121,10 +122,13 @@ def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
     if capability is None or not single_step.takes(problem, 1, batch):
         return
     cell, name = traced(spec), problem.dtype_name
-    for sizes in single_step.step_sizes(problem, batch):
-        kinds = [single_step.forward_kind(sizes)]
-        if problem.grad and single_step.differentiates(problem, 1, batch, False):
-            kinds.append("step_backward")
-        for kind in kinds:
-            configs = single_step.configs(kind, sizes, capability)
-            yield kernels.best_step(configs, cell, name, arch_of(capability))[0]
+    wanted = dict[tuple[StepConfig, ...], None]()
+    for has_h in (True, False):
+        for sizes in single_step.step_sizes(problem, batch, has_h):
+            kinds = [single_step.forward_kind(sizes)]
+            if problem.grad and single_step.differentiates(problem, 1, batch, False):
+                kinds.append("step_backward")
+            for kind in kinds:
+                wanted[tuple(single_step.configs(kind, sizes, capability))] = None
+    for configs in wanted:
+        yield kernels.best_step(configs, cell, name, arch_of(capability))[0]

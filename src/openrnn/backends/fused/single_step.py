@@ -58,9 +58,9 @@ class PreparedStep:
 step_for = memo(4096)(PreparedStep)
 
 
-def sizes_of(layer: LayerKernels, inputs: int, batch: int) -> StepSizes:
+def sizes_of(layer: LayerKernels, inputs: int, batch: int, has_h: bool = True) -> StepSizes:
     """The sizes of a layer's step; `inputs`: columns of W_ih, 0 without one."""
-    return StepSizes(layer.gates, inputs, layer.hidden, batch, layer.dtype.itemsize)
+    return StepSizes(layer.gates, inputs, layer.hidden, batch, layer.dtype.itemsize, has_h)
 
 
 def launch_forward(
@@ -78,13 +78,14 @@ def launch_forward(
     if not (x.stride(-1) == 1 and aligned(x)):
         x = copied(x)
     inputs = 0 if weights.w_ih is None else x.shape[2]
-    sizes = sizes_of(layer, inputs, runner.batch)
+    before = runner.states(layer, call.states)[0]
+    has_h = bool(before or runner.states(layer, call.reset_states)[0])
+    sizes = sizes_of(layer, inputs, runner.batch, has_h)
     kind = single_step.forward_kind(sizes)
     step = step_for(layer, kind, sizes)
     w_ih = None if weights.w_ih is None else dense(weights.w_ih)
     x_products = h_products = None
     if kind == single_step.CELL.kind:
-        before = runner.states(layer, call.states)[0]
         if w_ih is not None:
             x = x if x.is_contiguous() else copied(x)
             x_products = multiplied(runner, layer, x.data_ptr(), w_ih, inputs)
