@@ -1,5 +1,6 @@
 """The CUDA kernels as they can be judged without a GPU: sources, binaries, tiles, the cache."""
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from torch import sigmoid, tanh
 
 import openrnn
 from openrnn import cells, codegen, store
-from openrnn.backends.fused import Fused, kernels
+from openrnn.backends.fused import Fused, ahead, kernels
 from openrnn.codegen import cuda
 from openrnn.codegen.config import (
     SIZES,
@@ -745,3 +746,18 @@ def test_kernels_of_single_steps_are_compiled_ahead(folder, monkeypatch):
     assert count == len([*folder.iterdir()])
     openrnn.compile_kernels(layer, batches=(1, 16384), capability=(9, 0))
     assert asked[2:] == ["step_forward", "step_backward", "step_cell"]
+
+
+@compiles
+def test_steps_from_given_states_and_from_zeros_are_compiled_ahead(folder, monkeypatch):
+    """Here blocks multiply x and h, and a GEMM x alone."""
+    asked = []
+    step = kernels.step_binary
+    monkeypatch.setattr(kernels, "step_binary", lambda *of: asked.append(of[2].kind) or step(*of))
+    layer = openrnn.LSTM(512, 512, dtype=torch.bfloat16)
+    problem = Problem(layer.spec, torch.bfloat16, "cuda", (9, 0), False)
+    ahead.compiled(problem, [256], False)
+    assert asked == ["step_forward", "step_cell"]
+    asked.clear()
+    ahead.compiled(dataclasses.replace(problem, reset=True), [256], True)
+    assert asked == ["step_forward"]

@@ -5,6 +5,7 @@ names, so that results can be compared with the reference.
 """
 
 import ctypes
+import dataclasses
 import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from test_fused_products import at, copy_rows, multiply, permute_weights
 
 from openrnn import schedule
 from openrnn.backends.base import Call, Cotangents, Needs
-from openrnn.backends.fused import backend, kernels, program, schedules
+from openrnn.backends.fused import backend, describe, kernels, program, schedules
 from openrnn.backends.fused import single_step as steps
 from openrnn.cells import lookup
 from openrnn.codegen import cuda
@@ -64,16 +65,25 @@ def test_which_calls_are_single_steps(given, steps, batch, runs):
 
 @pytest.mark.parametrize(
     ("dtype", "hidden", "batch", "kind"),
-    [(torch.bfloat16, 512, 256, "step_forward"), (torch.bfloat16, 512, 512, "step_cell"),
+    [(torch.bfloat16, 512, 256, "step_forward"), (torch.bfloat16, 1024, 64, "step_forward"),
      (torch.bfloat16, 640, 64, "step_forward"), (torch.bfloat16, 640, 128, "step_cell"),
-     (torch.float32, 512, 256, "step_forward"), (torch.float32, 512, 512, "step_cell"),
+     (torch.bfloat16, 1024, 128, "step_cell"), (torch.bfloat16, 2048, 1, "step_forward"),
+     (torch.bfloat16, 2048, 64, "step_cell"), (torch.float32, 512, 256, "step_forward"),
      (torch.float32, 640, 64, "step_forward"), (torch.float32, 640, 128, "step_cell"),
-     (torch.bfloat16, 4096, 1, "step_cell"), (torch.bfloat16, 2048, 64, "step_cell"),
-     (torch.bfloat16, 128, 512, "step_forward"), (torch.bfloat16, 128, 2048, "step_cell")],
+     (torch.float32, 1024, 64, "step_forward"), (torch.float32, 1024, 128, "step_cell")],
 )  # fmt: skip
 def test_gemms_multiply_where_they_were_faster(dtype, hidden, batch, kind):
-    """Measured on an H200, but for H 128, 2048 and 4096, which the model extrapolates to."""
+    """LSTMs on an H200: benchmarks/log/cuda-results.md."""
     assert single_step.forward_kind(StepSizes(4, hidden, hidden, batch, dtype.itemsize)) == kind
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("has_h", [True, False])
+def test_blocks_multiply_up_to_8_rows(itemsize, has_h):
+    """They read each weight once, as GEMMs do, in one launch."""
+    for hidden, batch in itertools.product((64, 1024, 4096), range(1, 9)):
+        sizes = StepSizes(4, hidden, hidden, batch, itemsize, has_h)
+        assert single_step.forward_kind(sizes) == "step_forward"
 
 
 def test_without_initial_states_r_is_not_counted():
@@ -84,6 +94,34 @@ def test_without_initial_states_r_is_not_counted():
     assert sizes._replace(has_h=False).columns == 640
     no_products = StepSizes(4, 0, 640, 128, 2, has_h=False)  # x is for the gates
     assert single_step.forward_kind(no_products) == "step_forward"
+
+
+@pytest.mark.skipif(ABSENT is not None, reason=f"cannot compile: {ABSENT}")
+@pytest.mark.parametrize(
+    ("hidden", "batch", "options", "forward"),
+    [(64, 1, {}, [(": 8 blocks", "")]), (640, 128, {}, [(": GEMMs of x and h", ": a GEMM of x,")]),
+     (512, 256, {}, [(": 128 blocks", ": a GEMM of x, then 256 blocks")]),
+     (1024, 128, {"input_mode": "gates"}, [(": a GEMM of h", ": 1024 blocks")]),
+     (64, 1, {"inputs": 128, "num_layers": 2}, [(": 8 blocks", ""), (": 8 blocks", "")])],
+    ids=str,
+)  # fmt: skip
+def test_explain_names_the_kernels_with_initial_states_and_without(hidden, batch, options, forward):
+    """One line for both where they are the same."""
+    wide = 4 * hidden if "input_mode" in options else hidden
+    given = {"hidden": hidden, "inputs": wide, "grad": True, **options}
+    asked = dataclasses.replace(problem(**given), capability=(9, 0), batch=batch, steps=1)
+    lines = [line for line in describe.describe(asked) if "of a single step" in line]
+    assert lines[-1].startswith("backward of a single step: ")
+    found = iter(lines[:-1])
+    for usual, from_zeros in forward:
+        line = next(found)
+        assert line.startswith("forward of a single step")
+        assert usual in line
+        assert "without initial states" not in line
+        if from_zeros:
+            line = next(found)
+            assert " without initial states" + from_zeros in line
+    assert next(found, None) is None
 
 
 @pytest.mark.parametrize(
@@ -99,12 +137,15 @@ def test_the_model_takes_a_configuration_that_was_measured_best(sizes, tiles, un
 
 
 def test_resets_to_given_states_are_for_steps_without_gemms():
-    """Forward and backward alike."""
+    """Forward and backward alike. Else a loop runs, so GEMMs need not be the slower ones."""
     asked = problem(hidden=1024, inputs=1024, reset=True, grad=True)
     assert single_step.takes(asked, 1, 4096)
-    for batch, runs in ((64, True), (256, False)):
+    for batch, runs in ((64, True), (128, True), (1024, False)):
         assert single_step.takes(asked, 1, batch, reset_state=True) is runs
-        assert single_step.differentiates(asked, 1, batch, False, reset_state=True) is runs
+    assert single_step.differentiates(asked, 1, 128, False, reset_state=True)
+    (sizes,) = single_step.step_sizes(asked, 128)
+    assert single_step.forward_kind(sizes) == "step_cell"
+    assert single_step.forward_kind(sizes, reset_state=True) == "step_forward"
 
 
 def test_no_matrix_is_read_where_x_is_for_the_gates():
@@ -128,7 +169,7 @@ def test_a_backward_pass_with_resets_and_gradients_of_states_is_a_loop():
 def test_configurations_cover_the_batch_with_as_many_sums_as_registers_hold(gates, batch, hidden):
     found = single_step.forward(StepSizes(gates, hidden, hidden, batch, 2))
     assert (found[-1].tiles, found[-1].unit_groups) == (1, 1)
-    assert len({*found}) == len(found) - 1  # the least stands twice
+    assert len(found) - len({*found}) == (found[-1] in found[:-1])
     for one in found:
         assert hidden % (8 * one.unit_groups) == 0
         assert one.unit_groups * one.tiles * -(-gates // 2) <= single_step.MOST_SUMS
@@ -177,12 +218,11 @@ def test_no_two_blocks_of_a_launch_share_a_multiprocessor_while_others_are_free(
 def test_what_runs_spills_nothing(name, dtype):
     cell = trace(TRACED[name])
     for batch in (1, 32, 256):
-        for arch in ("sm_80", "sm_90a"):
+        for capability in ((8, 0), (9, 0)):
             sizes = StepSizes(len(cell.gates), 1024, 1024, batch, getattr(torch, dtype).itemsize)
-            configs = single_step.forward(sizes)
-            made, config = kernels.best_step(configs, cell, dtype, arch)
+            configs = single_step.configs("step_forward", sizes, capability)
+            made, _ = kernels.best_step(configs, cell, dtype, nvrtc.arch_of(capability))
             assert made.resources.spilled == 0
-            assert made.resources.registers * config.threads <= 65536
     for config in (single_step.CELL, single_step.BACKWARD):
         assert kernels.step_binary(cell, dtype, config, "sm_90a").resources.spilled == 0
 
@@ -356,6 +396,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(cublaslt.Product, "run", multiply)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     on_an_h200(monkeypatch)
+    monkeypatch.setattr(steps, "has_launch_events", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(program, "current_stream", lambda device: 0)
@@ -407,7 +448,23 @@ CASES = [
 @pytest.fixture
 def gemms(monkeypatch):
     """Products of steps are GEMMs at any size."""
-    monkeypatch.setattr(single_step, "GEMMS", {4: (0.0, 0.0, 0.0)})
+    monkeypatch.setattr(single_step, "forward_kind", lambda *_: "step_cell")
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_the_kernel_is_chosen_by_whether_there_is_an_h(pretended, monkeypatch, states):
+    """Initial states, or those after a reset."""
+    asked = []
+    monkeypatch.setattr(single_step, "forward_kind", lambda *of: asked.append(of) or "step_forward")
+    BACKENDS["fused"].forward(pretended("lstm", states=states, grad=False))
+    ((sizes, reset_state),) = set(asked)
+    assert (sizes.has_h, reset_state) == (states, False)
+    asked.clear()
+    reset = torch.zeros(1, BATCH, dtype=torch.bool)
+    after = [torch.randn(1, BATCH, HIDDEN) for _ in range(2)]
+    call = pretended("lstm", states=states, grad=False, reset=reset, reset_states=after)
+    BACKENDS["fused"].forward(call)
+    assert {(sizes.has_h, reset_state) for sizes, reset_state in asked} == {(True, True)}
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)

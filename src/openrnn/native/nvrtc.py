@@ -176,8 +176,8 @@ class CudaKernel:
         made: the binary; cluster: blocks of a cluster; threads: of a block.
         shared: bytes of shared memory of a block.
         cooperative: all blocks of a launch must be resident at once.
-        overlaps: its blocks may begin before the launch before has ended, and wait for that
-            themselves (programmatic dependent launch).
+        overlaps: its blocks may begin before the launch before has ended, and wait for its end
+            themselves (programmatic dependent launch; in CUDA graphs from CUDA 12.3 on).
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class CudaKernel:
 
 
 _LOCK = Lock()
-_LOADED: dict[tuple[int, int, int], CudaKernel] = {}
+_LOADED: dict[tuple[int, int, int, int, bool, bool], CudaKernel] = {}
 
 
 def loaded(
@@ -319,7 +319,7 @@ def loaded(
     overlaps: bool = False,
 ) -> CudaKernel:  # fmt: skip
     """The binary as a kernel on a device, loaded once."""
-    key = id(made), device, shared
+    key = id(made), cluster, shared, device, cooperative, overlaps
     with _LOCK:
         if key not in _LOADED:
             _LOADED[key] = CudaKernel(made, cluster, threads, shared, device, cooperative, overlaps)

@@ -8,26 +8,27 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from openrnn.codegen.config import ceil_div
-from openrnn.codegen.step_config import StepConfig
+from openrnn.codegen.step_config import WARPS, StepConfig
 from openrnn.memo import memo
 from openrnn.spec import Problem
 from openrnn.tuning.limits import Limits
 
 MOST_ROWS = 256  # of the batch: beyond it backward, in which a block takes all rows, is a loop
 MOST_SUMS = 32  # fragments of a warp's sums, of 4 registers a lane
-MOST_STAGES = 4  # of a ring: more were no faster
-# The model of times and the shared memory of rings are of an H200.
+MOST_STAGES = 4  # of a ring
+# The model of times and the sizes of rings are of an H200, whatever the device.
 PROCESSORS = 132
-# Bytes of rings where a launch has a block for each multiprocessor at most, and where it has more:
-# then two are resident on each.
-RING, RING_OF_TWO = 200 << 10, 110 << 10
-# Bytes of shared memory, of which a multiprocessor has room for one block. A launch of no more
-# blocks than multiprocessors asks for them: it begins while the launch before still runs, and the
-# free multiprocessors would otherwise take two of its blocks each.
-ALONE = 116 << 10
-# us by one GEMM and `step_cell`, by two, and more for each GFLOP, by bytes of a value
-GEMMS = {2: (5.7, 8.2, 2.3), 4: (8.0, 13.5, 3.3)}
-CELL = StepConfig("step_cell", 8)
+# Bytes of a block's rings: where a launch has a block for each multiprocessor at most, and where it
+# has more, so that two blocks fit on an H200's multiprocessor.
+RING_BYTES, SMALL_RING_BYTES = 200 << 10, 110 << 10
+# So many bytes of shared memory that one block alone fits on a multiprocessor of 9.0 and 10.0. A
+# launch of no more blocks than multiprocessors asks for them: it begins while the launch before
+# still runs, and the multiprocessors that are free by then would take two of its blocks each.
+ONE_BLOCK_BYTES = 116 << 10
+# us by one GEMM and `step_cell`, and by two; more for each GFLOP, and for each 10 MB of matrices
+GEMMS = {2: (5.4, 8.5, 1.9, 0.98), 4: (7.0, 12.6, 3.3, 0.8)}  # by bytes of a value
+RESETS_FROM = 2.0  # times as long as with GEMMs, where a time loop would be the alternative
+CELL = StepConfig("step_cell", WARPS)
 BACKWARD = StepConfig("step_backward", 1)
 
 
@@ -66,8 +67,9 @@ def takes(problem: Problem, steps: int, batch: int, reset_state: bool = False) -
     again = problem.grad and spec.recompute == "gates"
     if steps != 1 or not whole or masked or again:
         return False
-    kinds = {forward_kind(sizes) for sizes in step_sizes(problem, batch)}
-    return not (reset_state and "step_cell" in kinds)
+    if not reset_state:
+        return True
+    return all(forward_kind(sizes, True) != "step_cell" for sizes in step_sizes(problem, batch))
 
 
 def differentiates(
@@ -97,17 +99,25 @@ def step_sizes(problem: Problem, batch: int, has_h: bool = True) -> list[StepSiz
 
 
 @memo(4096)  # each launch asks
-def forward_kind(sizes: StepSizes) -> str:
+def forward_kind(sizes: StepSizes, reset_state: bool = False) -> str:
     """The kernel that runs a layer's step.
 
-    "step_forward", whose blocks multiply, too: each reads again what others have read. Or
-    "step_cell" after two GEMMs, which share operands better.
+    "step_forward", whose blocks multiply, too: each reads again what others have read, but no
+    weight twice up to 8 rows. Or "step_cell" after GEMMs, which share operands better.
+
+    Args:
+        reset_state: states after a reset are given. GEMMs do not know them, so "step_cell" means
+            that the time loop runs.
     """
+    if sizes.batch <= 8:
+        return "step_forward"
     own = min(step_time(config, sizes) for config in forward(sizes))
-    one, two, gigaflop = GEMMS[sizes.itemsize]
-    launches = two if sizes.inputs and sizes.has_h else one
-    flop = 2.0 * sizes.batch * sizes.gates * sizes.hidden * sizes.columns
-    return "step_forward" if own < launches + gigaflop * flop / 1e9 else "step_cell"
+    one, two, gigaflop, megabytes = GEMMS[sizes.itemsize]
+    values = sizes.gates * sizes.hidden * sizes.columns  # of W_ih and R
+    gemms = two if sizes.inputs and sizes.has_h else one
+    gemms += gigaflop * 2.0 * sizes.batch * values / 1e9
+    gemms += megabytes * values * sizes.itemsize / 1e7
+    return "step_forward" if own < gemms * (RESETS_FROM if reset_state else 1.0) else "step_cell"
 
 
 def configs(kind: str, sizes: StepSizes, capability: tuple[int, int]) -> list[StepConfig]:
@@ -133,7 +143,8 @@ def shared_of_launch(
     needed = config.shared(sizes.gates)
     few = blocks(config, sizes.hidden, sizes.batch) <= processors
     alone = config.kind == "step_forward" and few and overlaps(capability)
-    return max(needed, ALONE) if alone and Limits.of(capability).shared >= ALONE else needed
+    fits = Limits.of(capability).shared >= ONE_BLOCK_BYTES
+    return max(needed, ONE_BLOCK_BYTES) if alone and fits else needed
 
 
 def overlaps(capability: tuple[int, int]) -> bool:
@@ -141,29 +152,30 @@ def overlaps(capability: tuple[int, int]) -> bool:
     return capability >= (9, 0)
 
 
-def forward(sizes: StepSizes, shared: int = RING) -> list[StepConfig]:
-    """The kernels `step_forward` of a layer, best first, and last the one that needs least.
+def forward(sizes: StepSizes, shared: int = RING_BYTES) -> list[StepConfig]:
+    """The kernels `step_forward` of a layer, best first, and last the one of fewest registers.
 
     Args:
         shared: bytes of shared memory that a block may take.
     """
-    smallest = StepConfig("step_forward", 1)
     every = [
         with_stages(StepConfig("step_forward", tiles, unit_groups), sizes, shared)
-        for unit_groups in ((2, 1) if sizes.hidden % 16 == 0 else (1,))  # of equals the first
+        for unit_groups in ((2, 1) if sizes.hidden % 16 == 0 else (1,))
         for tiles in (1, 2, 4, 8)
         if unit_groups * tiles * ceil_div(sizes.gates, 2) <= MOST_SUMS
         and 8 * tiles < 2 * max(8, sizes.batch)
     ]
+    smallest = with_stages(StepConfig("step_forward", 1), sizes, shared)
     fitting = [one for one in every if one.shared(sizes.gates) <= shared]
+    # a stable sort: of blocks that take as long, those of 16 units come first, which were faster
     best = sorted(fitting, key=lambda config: step_time(config, sizes))
-    return [*best, with_stages(smallest, sizes, shared)]
+    return best if best[-1] == smallest else [*best, smallest]
 
 
 def with_stages(config: StepConfig, sizes: StepSizes, shared: int) -> StepConfig:
     """The configuration with as many stages as shared memory should hold."""
     few = blocks(config, sizes.hidden, sizes.batch) <= PROCESSORS
-    stages = min(shared, RING if few else RING_OF_TWO) // config.stage_bytes(sizes.gates)
+    stages = min(shared, RING_BYTES if few else SMALL_RING_BYTES) // config.stage_bytes(sizes.gates)
     return replace(config, stages=max(1, min(MOST_STAGES, stages)))
 
 

@@ -119,14 +119,15 @@ def _one_launch(problem: Problem, kind: str, option_names: plan.OptionNames, bat
 def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
     """The kernels of single steps, if a batch of this size has some."""
     spec, capability = problem.spec, problem.capability
-    if capability is None or not single_step.takes(problem, 1, batch):
+    reset_state = problem.reset_state
+    if capability is None or not single_step.takes(problem, 1, batch, reset_state):
         return
     cell, name = traced(spec), problem.dtype_name
     wanted = dict[tuple[StepConfig, ...], None]()
-    for has_h in (True, False):
+    for has_h in (True,) if reset_state else (True, False):
         for sizes in single_step.step_sizes(problem, batch, has_h):
-            kinds = [single_step.forward_kind(sizes)]
-            if problem.grad and single_step.differentiates(problem, 1, batch, False):
+            kinds = [single_step.forward_kind(sizes, reset_state)]
+            if problem.grad and single_step.differentiates(problem, 1, batch, False, reset_state):
                 kinds.append("step_backward")
             for kind in kinds:
                 wanted[tuple(single_step.configs(kind, sizes, capability))] = None

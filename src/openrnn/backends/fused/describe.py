@@ -237,28 +237,44 @@ def _side_products(problem: Problem, kind: str) -> set[overlap.SideProducts]:
 
 def _of_step(problem: Problem, kind: str) -> list[str]:
     """Lines of the kernels, "forward" or "backward", of a single step; none where loops run."""
-    spec, batch, steps = problem.spec, problem.batch or 1, problem.steps or 0
-    reset_state = problem.reset_state
+    batch, steps, reset_state = problem.batch or 1, problem.steps or 0, problem.reset_state
     if problem.capability is None or not single_step.takes(problem, steps, batch, reset_state):
         return []
     if kind == "backward" and not single_step.differentiates(
         problem, steps, batch, True, reset_state
     ):
         return []
-    cell, dtype = traced(spec), problem.dtype_name
-    arch, every = nvrtc.arch_of(problem.capability), single_step.step_sizes(problem, batch)
+    every = single_step.step_sizes(problem, batch)
+    if kind == "backward":  # reads no x
+        return [f"backward of a single step: {_kernel_of_step(problem, every[0], 'step_backward')}"]
     lines: list[str] = []
-    for sizes in every if kind == "forward" else every[:1]:  # backward reads no x
-        name = single_step.forward_kind(sizes) if kind == "forward" else "step_backward"
-        configs = single_step.configs(name, sizes, problem.capability)
-        made, config = kernels.best_step(configs, cell, dtype, arch)
-        spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
-        several = len(every) > 1 and kind == "forward" and sizes.inputs
-        reads = f" that reads {sizes.inputs} inputs" if several else ""
-        products = "GEMMs of x and h, then " if name == "step_cell" else ""
-        count = single_step.blocks(config, sizes.hidden, batch)
-        lines.append(
-            f"{kind} of a single step{reads}: {products}{count} blocks "
-            f"of {config.threads} threads, {made.resources.registers} registers{spilled}"
+    for sizes in every:
+        several = len(every) > 1 and sizes.inputs
+        which = f"forward of a single step{f' that reads {sizes.inputs} inputs' if several else ''}"
+        usual, from_zeros = (
+            _kernel_of_step(problem, one, single_step.forward_kind(one, reset_state))
+            for one in (sizes, sizes._replace(has_h=False))
         )
+        lines.append(f"{which}: {usual}")
+        if from_zeros != usual and not reset_state:
+            lines.append(f"{which} without initial states: {from_zeros}")
     return lines
+
+
+def _kernel_of_step(problem: Problem, sizes: single_step.StepSizes, name: str) -> str:
+    """A step's kernel, "step_forward", "step_cell" or "step_backward", in words."""
+    capability = problem.capability
+    if capability is None:
+        raise ValueError("a problem without the capability of a device")
+    configs = single_step.configs(name, sizes, capability)
+    arch = nvrtc.arch_of(capability)
+    made, config = kernels.best_step(configs, traced(problem.spec), problem.dtype_name, arch)
+    spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
+    count = single_step.blocks(config, sizes.hidden, sizes.batch)
+    registers = f"{made.resources.registers} registers{spilled}"
+    kernel = f"{count} blocks of {config.threads} threads, {registers}"
+    multiplied = [side for side, exists in (("x", sizes.inputs), ("h", sizes.has_h)) if exists]
+    if name != "step_cell" or not multiplied:
+        return kernel
+    gemms = "GEMMs" if len(multiplied) > 1 else "a GEMM"
+    return f"{gemms} of {' and '.join(multiplied)}, then {kernel}"

@@ -10,12 +10,12 @@ from openrnn.backends.fused.copies import aligned, copied, dense
 from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.layer_gradients import LayerGradients
 from openrnn.backends.fused.pass_runner import PassRunner, Weights, address
-from openrnn.codegen.step_config import StepConfig
 from openrnn.kernels.cuda.args import STEPS
 from openrnn.kernels.cuda.table import PreparedArgs
 from openrnn.memo import memo
 from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
+from openrnn.native.side_stream import has_launch_events
 from openrnn.schedule import Chunk
 from openrnn.tuning import single_step
 from openrnn.tuning.single_step import StepSizes
@@ -24,9 +24,10 @@ States = Sequence[Tensor | None]
 
 
 class PreparedStep:
-    """The kernel of a step for a batch size, loaded.
+    """The kernel of a step of some sizes, loaded.
 
     Attributes:
+        kernel: on the layer's device.
         args: its arguments, of which each launch gives addresses and strides.
         blocks: of a launch.
     """
@@ -41,10 +42,9 @@ class PreparedStep:
         shared = single_step.shared_of_launch(
             config, sizes, capability, device.multi_processor_count
         )
-        self.config: StepConfig = config
         self.kernel = nvrtc.loaded(
             made, 1, config.threads, shared, layer.device,
-            overlaps=single_step.overlaps(capability),
+            overlaps=single_step.overlaps(capability) and has_launch_events(),
         )  # fmt: skip
         given = {"batch": sizes.batch, "hidden": sizes.hidden}
         if kind == "step_backward":
@@ -78,10 +78,11 @@ def launch_forward(
     if not (x.stride(-1) == 1 and aligned(x)):
         x = copied(x)
     inputs = 0 if weights.w_ih is None else x.shape[2]
-    before = runner.states(layer, call.states)[0]
-    has_h = bool(before or runner.states(layer, call.reset_states)[0])
-    sizes = sizes_of(layer, inputs, runner.batch, has_h)
-    kind = single_step.forward_kind(sizes)
+    before, after_reset = (
+        runner.states(layer, states) for states in (call.states, call.reset_states)
+    )
+    sizes = sizes_of(layer, inputs, runner.batch, bool(before[0] or after_reset[0]))
+    kind = single_step.forward_kind(sizes, bool(after_reset[0]))
     step = step_for(layer, kind, sizes)
     w_ih = None if weights.w_ih is None else dense(weights.w_ih)
     x_products = h_products = None
@@ -89,8 +90,8 @@ def launch_forward(
         if w_ih is not None:
             x = x if x.is_contiguous() else copied(x)
             x_products = multiplied(runner, layer, x.data_ptr(), w_ih, inputs)
-        if before:
-            h_products = multiplied(runner, layer, before, weights.recurrent, layer.hidden)
+        if before[0]:
+            h_products = multiplied(runner, layer, before[0], weights.recurrent, layer.hidden)
     words = step.args.words(
         weight=weights.recurrent.data_ptr(),
         w_ih=address(w_ih),
@@ -106,8 +107,8 @@ def launch_forward(
         bias_r=address(weights.b_hh),
         vectors=address(weights.unit_vectors),
         reset=address(runner.reset),
-        initial=runner.states(layer, call.states),
-        reset_state=runner.states(layer, call.reset_states),
+        initial=before,
+        reset_state=after_reset,
         final=runner.states(layer, finals),
         all_states=runner.states(layer, all_states),
     )
