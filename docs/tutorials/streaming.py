@@ -94,8 +94,8 @@ times = {
 #
 # A GPU finishes such a step in a few microseconds, long before Python has asked for the next one. A
 # CUDA graph records the step with all that surrounds it, once; replaying it costs one call. A step
-# fits: the host never waits for the device. In 16 bits, for few sequences (up to 128 of an LSTM of
-# 512 units, 32 of one of 1,024) and sizes in multiples of 8 it is one kernel
+# fits: the host never waits for the device. For few sequences (up to 128 of an LSTM of 512 units,
+# 64 of one of 1,024) and sizes in multiples of 8 it is one kernel
 # (:doc:`how it works </kernels>`). ``layer.stepper`` records such a graph by itself where it runs
 # on a GPU; what follows is for steps with more around them, such as a policy's heads.
 #
@@ -141,9 +141,10 @@ axes.margins(x=0.2)
 plt.show()
 
 # %%
-# On an H200 a step of an LSTM of 1,024 units takes 5.2 microseconds for one sequence and 6.1 for
-# 16, of 512 units 3.7 and 4.2 (bfloat16, 64 steps in one CUDA graph). A replay of a graph with a
-# single step takes its host 4 to 7: see suite ``latency`` of :doc:`/benchmarks`.
+# On an H200 a step of an LSTM of 1,024 units takes 4.1 microseconds for one sequence and 5.2 for
+# 16, of 512 units 2.7 and 3.4 (bfloat16, 64 steps in one CUDA graph, suite ``steps`` of
+# :doc:`/benchmarks`). A replay of a graph with a single step takes its host 4 to 7: see suite
+# ``latency``.
 #
 # ``torch.compile(mode="reduce-overhead")`` makes such graphs of a whole model, without code of
 # yours. For audio and control without Python, a layer can become :doc:`C code <audio_in_c>`.

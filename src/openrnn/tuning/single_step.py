@@ -27,7 +27,9 @@ RING_BYTES, SMALL_RING_BYTES = 200 << 10, 110 << 10
 ONE_BLOCK_BYTES = 116 << 10
 # us by one GEMM and `step_cell`, and by two; more for each GFLOP, and for each 10 MB of matrices
 GEMMS = {2: (5.4, 8.5, 1.9, 0.98), 4: (7.0, 12.6, 3.3, 0.8)}  # by bytes of a value
-RESETS_FROM = 2.0  # times as long as with GEMMs, where a time loop would be the alternative
+# With resets to given states a time loop is the alternative to blocks, and not GEMMs: then blocks
+# may take so many times as long as GEMMs would.
+RESET_STATE_FACTOR = 2.0
 CELL = StepConfig("step_cell", WARPS)
 BACKWARD = StepConfig("step_backward", 1)
 
@@ -117,7 +119,8 @@ def forward_kind(sizes: StepSizes, reset_state: bool = False) -> str:
     gemms = two if sizes.inputs and sizes.has_h else one
     gemms += gigaflop * 2.0 * sizes.batch * values / 1e9
     gemms += megabytes * values * sizes.itemsize / 1e7
-    return "step_forward" if own < gemms * (RESETS_FROM if reset_state else 1.0) else "step_cell"
+    gemms *= RESET_STATE_FACTOR if reset_state else 1.0
+    return "step_forward" if own < gemms else "step_cell"
 
 
 def configs(kind: str, sizes: StepSizes, capability: tuple[int, int]) -> list[StepConfig]:

@@ -9,7 +9,6 @@ from openrnn.backends.fused.copies import whole_pieces
 from openrnn.backends.fused.describe import both_at_once
 from openrnn.backends.fused.loop_request import loop_of, units_of_problem
 from openrnn.backends.fused.stack_choice import stack_of, wavefront_of
-from openrnn.codegen.step_config import StepConfig
 from openrnn.native.nvrtc import Binary, arch_of
 from openrnn.spec import Problem
 from openrnn.tuning import measured, plan, single_step
@@ -123,13 +122,11 @@ def _of_steps(problem: Problem, batch: int) -> Iterator[Binary]:
     if capability is None or not single_step.takes(problem, 1, batch, reset_state):
         return
     cell, name = traced(spec), problem.dtype_name
-    wanted = dict[tuple[StepConfig, ...], None]()
-    for has_h in (True,) if reset_state else (True, False):
-        for sizes in single_step.step_sizes(problem, batch, has_h):
-            kinds = [single_step.forward_kind(sizes, reset_state)]
-            if problem.grad and single_step.differentiates(problem, 1, batch, False, reset_state):
-                kinds.append("step_backward")
-            for kind in kinds:
-                wanted[tuple(single_step.configs(kind, sizes, capability))] = None
-    for configs in wanted:
+    every = single_step.step_sizes(problem, batch)
+    if not reset_state:  # so there may be no h
+        every += single_step.step_sizes(problem, batch, has_h=False)
+    kinds = [(single_step.forward_kind(sizes, reset_state), sizes) for sizes in every]
+    if problem.grad and single_step.differentiates(problem, 1, batch, False, reset_state):
+        kinds.append(("step_backward", every[0]))
+    for configs in {tuple(single_step.configs(*kind, capability)): None for kind in kinds}:
         yield kernels.best_step(configs, cell, name, arch_of(capability))[0]

@@ -82,8 +82,7 @@ def _of_kernel(
     loop = loop_of(problem, kind, option_names, batch)
     cell, dtype, limits = loop.cell, loop.dtype, loop.limits
     time = plan.microseconds_of(cell, dtype, config, batch, limits)
-    spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
-    registers = f"{made.resources.registers} registers{spilled}"
+    registers = _registers(made)
     padded = config.units > whole_tiles(problem.spec.hidden_size)
     padding = f", {config.units} units with padding" if padded else ""
     if isinstance(config, StepwiseForwardConfig | StepwiseBackwardConfig):
@@ -238,43 +237,49 @@ def _side_products(problem: Problem, kind: str) -> set[overlap.SideProducts]:
 def _of_step(problem: Problem, kind: str) -> list[str]:
     """Lines of the kernels, "forward" or "backward", of a single step; none where loops run."""
     batch, steps, reset_state = problem.batch or 1, problem.steps or 0, problem.reset_state
-    if problem.capability is None or not single_step.takes(problem, steps, batch, reset_state):
+    capability = problem.capability
+    if capability is None or not single_step.takes(problem, steps, batch, reset_state):
         return []
     if kind == "backward" and not single_step.differentiates(
         problem, steps, batch, True, reset_state
     ):
         return []
+
+    def words(sizes: single_step.StepSizes, name: str) -> str:
+        configs = single_step.configs(name, sizes, capability)
+        arch = nvrtc.arch_of(capability)
+        made, config = kernels.best_step(configs, traced(problem.spec), problem.dtype_name, arch)
+        count = single_step.blocks(config, sizes.hidden, sizes.batch)
+        kernel = f"{count} blocks of {config.threads} threads, {_registers(made)}"
+        return _gemms(sizes) + kernel if name == "step_cell" else kernel
+
     every = single_step.step_sizes(problem, batch)
     if kind == "backward":  # reads no x
-        return [f"backward of a single step: {_kernel_of_step(problem, every[0], 'step_backward')}"]
+        return [f"backward of a single step: {words(every[0], 'step_backward')}"]
     lines: list[str] = []
     for sizes in every:
         several = len(every) > 1 and sizes.inputs
         which = f"forward of a single step{f' that reads {sizes.inputs} inputs' if several else ''}"
-        usual, from_zeros = (
-            _kernel_of_step(problem, one, single_step.forward_kind(one, reset_state))
-            for one in (sizes, sizes._replace(has_h=False))
-        )
+        usual = words(sizes, single_step.forward_kind(sizes, reset_state))
         lines.append(f"{which}: {usual}")
-        if from_zeros != usual and not reset_state:
+        if reset_state:  # so there is an h
+            continue
+        zeros = sizes._replace(has_h=False)
+        from_zeros = words(zeros, single_step.forward_kind(zeros))
+        if from_zeros != usual:
             lines.append(f"{which} without initial states: {from_zeros}")
     return lines
 
 
-def _kernel_of_step(problem: Problem, sizes: single_step.StepSizes, name: str) -> str:
-    """A step's kernel, "step_forward", "step_cell" or "step_backward", in words."""
-    capability = problem.capability
-    if capability is None:
-        raise ValueError("a problem without the capability of a device")
-    configs = single_step.configs(name, sizes, capability)
-    arch = nvrtc.arch_of(capability)
-    made, config = kernels.best_step(configs, traced(problem.spec), problem.dtype_name, arch)
+def _registers(made: nvrtc.Binary) -> str:
     spilled = f" and {made.resources.spilled} bytes spilled" if made.resources.spilled else ""
-    count = single_step.blocks(config, sizes.hidden, sizes.batch)
-    registers = f"{made.resources.registers} registers{spilled}"
-    kernel = f"{count} blocks of {config.threads} threads, {registers}"
+    return f"{made.resources.registers} registers{spilled}"
+
+
+def _gemms(sizes: single_step.StepSizes) -> str:
+    """The GEMMs before `step_cell`."""
     multiplied = [side for side, exists in (("x", sizes.inputs), ("h", sizes.has_h)) if exists]
-    if name != "step_cell" or not multiplied:
-        return kernel
+    if not multiplied:
+        return ""
     gemms = "GEMMs" if len(multiplied) > 1 else "a GEMM"
-    return f"{gemms} of {' and '.join(multiplied)}, then {kernel}"
+    return f"{gemms} of {' and '.join(multiplied)}, then "
