@@ -133,9 +133,25 @@ def test_a_slot_on_a_side_stream_is_in_use_between_waits():
         WaitForLaunchOp(2), launch(2, 5),
     ]  # fmt: skip
     assert lifetimes_of(operations) == {
-        1: Lifetime(0, 0), 2: Lifetime(1, 4), 3: Lifetime(3, 3), 4: Lifetime(5, 5),
-        5: Lifetime(0, 8),  # it has waited for no end, and nobody waits for it
+        1: Lifetime(0, 0, 0, 0, 0), 2: Lifetime(1, 4, 1, 2, 2), 3: Lifetime(3, 3, 0, 3, 3),
+        4: Lifetime(5, 5, 0, 5, 5),
+        5: Lifetime(0, 8, 2, 7, 7),  # it has waited for no end, and nobody waits for it
     }  # fmt: skip
+
+
+def test_slots_that_one_side_stream_alone_uses_share_memory():
+    """One after the other, though both are in use from a wait to the next by all other streams."""
+    operations = [
+        WaitOp(1, 0), launch(1, 1, 2), launch(1, 2, 3), launch(0, 4), launch(1, 3, 5),
+        WaitOp(0, 1), launch(0, 5),
+    ]  # fmt: skip
+    found = lifetimes_of(operations)
+    assert not found[1].overlaps(found[3])
+    assert found[2].overlaps(found[3])
+    assert found[1].overlaps(found[4])
+    assert found[1].overlaps(found[5])  # which the main stream uses, too
+    _, size = workspace_offsets({1: 100, 3: 100}, found)
+    assert size == 100
 
 
 def test_a_stream_that_waits_for_a_launch_uses_nothing_before_that():
@@ -145,9 +161,9 @@ def test_a_stream_that_waits_for_a_launch_uses_nothing_before_that():
         launch(2, 7), WaitOp(0, 2), WaitOp(0, 1),
     ]  # fmt: skip
     found = lifetimes_of(operations)
-    assert found[3] == Lifetime(1, 5)  # from that launch of the main stream on
-    assert found[5] == Lifetime(6, 12)
-    assert found[7] == Lifetime(6, 11)  # from the wait before that launch of the side stream on
+    assert found[3][:2] == (1, 5)  # from that launch of the main stream on
+    assert found[5][:2] == (6, 12)
+    assert found[7][:2] == (6, 11)  # from the wait before that launch of the side stream on
 
 
 def test_many_layers_share_the_memory_of_few(monkeypatch, pretended):  # noqa: F811

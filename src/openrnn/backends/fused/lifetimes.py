@@ -6,6 +6,7 @@ Programs run their operations on a main stream M and on side streams S, which wa
 2. A temporary of S is in use from S's last wait for M before its first operation, to M's first wait
    for S after its last operation. So whatever gets its memory next, on any stream, waits for M at a
    place where M has waited for all that used it.
+   But of two temporaries that S alone uses each is in use from its first operation to its last.
 3. Where S has not waited for M before, it is in use from the start of the program; where M does
    not wait for S after, until the end.
 4. A wait for the start of a launch counts as a wait for all that the launch's stream had waited
@@ -28,13 +29,23 @@ from openrnn.schedule.operations import MAIN
 
 
 class Lifetime(NamedTuple):
-    """The places in a program, both inclusive, from which and to which a temporary is in use."""
+    """The places in a program, both inclusive, from which and to which a temporary is in use.
+
+    Attributes:
+        on: the stream that alone uses it; None where several do.
+        first, last: the places of its first and its last operation.
+    """
 
     begin: int
     end: int
+    on: int | None
+    first: int
+    last: int
 
     def overlaps(self, other: "Lifetime") -> bool:
         """Whether both are in use at some place."""
+        if self.on is not None and self.on == other.on:
+            return self.first <= other.last and other.first <= self.last
         return self.begin <= other.end and other.begin <= self.end
 
 
@@ -50,13 +61,17 @@ def values_of(operation: Operation) -> list[SlotRef]:
 def lifetimes_of(operations: Sequence[Operation]) -> dict[int, Lifetime]:
     """The lifetime of each slot that an operation uses."""
     begins, ends = _spans(operations)
-    found = dict[int, Lifetime]()
+    places = dict[int, list[int]]()
     for index, operation in enumerate(operations):
         for slot in {value.slot for value in values_of(operation)}:
-            known = found.get(slot, Lifetime(index, index))
-            found[slot] = Lifetime(
-                min(known.begin, begins[index]), max(known.end, ends[index])
-            )  # fmt: skip
+            places.setdefault(slot, []).append(index)
+    found = dict[int, Lifetime]()
+    for slot, using in places.items():
+        streams = {operations[index].stream for index in using}
+        found[slot] = Lifetime(
+            min(begins[index] for index in using), max(ends[index] for index in using),
+            streams.pop() if len(streams) == 1 else None, using[0], using[-1],
+        )  # fmt: skip
     return found
 
 
