@@ -39,6 +39,7 @@ from openrnn.native import cublaslt
 from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import MAIN, BeginLayer
+from openrnn.schedule.wavefront import diagonals
 from openrnn.spec import Problem
 from openrnn.tuning import both_directions, chunks, overlap, plan, wavefront
 from openrnn.tuning.cluster import blocks_of_multiprocessor
@@ -488,6 +489,85 @@ def test_chunks_hand_on_their_states(monkeypatch, launched, recompute, given):
     for launch, before in zip(again, [*forward[2::-1], *forward[5:2:-1]]):
         assert launch[1] == before[1]
         assert launch[4] == before[4]
+
+
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
+def test_a_wavefront_leaves_the_states_from_which_recompute_begins(monkeypatch, launched, given):
+    """Its chunks are halves of backward's; those between have memory of their own."""
+    without_side_stream(monkeypatch, lambda: None)
+    monkeypatch.setattr(chunks, "for_recompute", lambda steps, batch, row: 3)
+
+    def layers_at_once(key, on, *_):
+        cut = Chunking((0, 2, 4, 6, 8, 10, 12), mode="wavefront")
+        return ((cut,),) * 2 if on.kind == "forward" else None
+
+    monkeypatch.setattr(schedules, "layers_at_once", layers_at_once)
+    options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
+    spec = cells.lstm.spec(64, 64, num_layers=2, recompute="gates")
+    found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
+    forward = [args for kind, args in found if kind == "forward"]
+    first, again = forward[:12], forward[12:]
+    assert [args.steps for args in first] == [2] * 12
+    assert [args.steps for args in again] == [4] * 6
+    # by layer, as the diagonals of the schedule give them
+    order = [layer for one in diagonals(2, 6) for layer, _ in one]
+    for layer in (0, 1):
+        own = [args for args, of in zip(first, order, strict=True) if of == layer]
+        assert own[0].chunk_in == own[-1].chunk_out == 0
+        assert all(one.chunk_out == two.chunk_in != 0 for one, two in itertools.pairwise(own))
+        kept = {own[1].chunk_out, own[3].chunk_out}
+        assert len(kept) == 2
+        assert not kept & {own[number].chunk_out for number in (0, 2, 4)}
+        begins = [args.chunk_in for args in again[3 * (1 - layer) : 3 * (2 - layer)]]
+        assert begins == [own[3].chunk_out, own[1].chunk_out, 0]
+
+
+@pytest.mark.parametrize("given", [(), ("lengths",), ("reset",)], ids=str)
+def test_a_wavefront_of_backward_runs_each_chunk_again(monkeypatch, launched, given):
+    """From the states that forward kept, in memory of its layer that holds one chunk."""
+    without_side_stream(monkeypatch, lambda: None)
+    monkeypatch.setattr(chunks, "for_recompute", lambda steps, batch, row: 3)
+    cut, others = Chunking((0, 4, 8, 12), mode="wavefront", by_chunk=True), []
+
+    def layers_at_once(key, on, wanted, again=None):
+        others.append((on.kind, again))
+        return ((cut,),) * 3
+
+    monkeypatch.setattr(schedules, "layers_at_once", layers_at_once)
+    options = {"lengths": torch.tensor([12, 0, 5, 6, 12]), "reset": torch.rand(12, 5) < 0.2}
+    spec = cells.lstm.spec(64, 64, num_layers=3, recompute="gates")
+    took, room = [], backward.BackwardPass._room_for_recompute
+    monkeypatch.setattr(
+        backward.BackwardPass, "_room_for_recompute",
+        lambda *of: took.append(len(launched.events)) or room(*of),
+    )  # fmt: skip
+    found = launched(CLUSTERS, spec, 12, **{name: options[name] for name in given})
+    assert took == [9, 9, 9]  # before the first loop of backward
+    (one, none), (other, again) = others
+    assert (one, none, other) == ("forward", None, "backward")
+    assert (again.kind, again.save, again.all_states) == ("forward", True, False)
+    first, rest = [args for _, args in found[:9]], found[9:]
+    assert [kind for kind, _ in rest] == ["forward", "backward"] * 9
+    order = [layer for one in diagonals(3, 3) for layer, _ in one]
+    for layer in range(3):
+        own = [args for args, of in zip(first, order, strict=True) if of == layer]
+        # the way up in forward is the way down in backward
+        places = [place for place, of in enumerate(order) if of == 2 - layer]
+        forwards = [rest[2 * place][1] for place in places]
+        backwards = [rest[2 * place + 1][1] for place in places]
+        assert [args.chunk_in for args in forwards] == [own[1].chunk_out, own[0].chunk_out, 0]
+        assert {args.saved for args in own} == {0}
+        room = {args.saved for args in (*forwards, *backwards)}
+        assert len(room) == 1
+        assert room != {0}
+        assert len({args.d_gates for args in backwards}) == 1
+        assert len({args.x for args in forwards}) == len({args.y for args in forwards}) == 1
+        assert not {args.y for args in forwards} & {args.y for args in own}
+        assert backwards[0].chunk_in == backwards[-1].chunk_out == 0
+        pairs = itertools.pairwise(backwards)
+        assert all(one.chunk_out == two.chunk_in != 0 for one, two in pairs)
+    rooms = {(args.saved, args.d_gates) for kind, args in rest if kind == "backward"}
+    assert len(rooms) == len({saved for saved, _ in rooms}) == len({box for _, box in rooms}) == 3
 
 
 @pytest.mark.parametrize("unwanted", [(), ("p_i", "p_f", "p_o"), ("p_f", "bias_ih")], ids=str)

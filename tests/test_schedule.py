@@ -496,31 +496,41 @@ def needs_of_wavefront(operation, operations):
     if isinstance(operation, Wait | WaitForLaunch | CutMasks):
         return []
     layer, back = operation.layer, any(isinstance(other, FinishWeights) for other in operations)
+    again = "recompute" in {other.kind for other in operations if isinstance(other, Loop)}
+    by_chunk = "all" in {other.of for other in operations if isinstance(other, GradientProducts)}
+    of_dx = "all" if by_chunk else "x"
     chunk = getattr(operation, "chunk", None)
     chunks = list(dict.fromkeys(one.chunk for one in operations if isinstance(one, Loop)))
     own = chunks.index(chunk) if chunk in chunks else 0
     begun = of(BeginLayer, layer) if not isinstance(operation, BeginLayer | Dropout) else []
     if isinstance(operation, FillFlags):  # all chunks of a layer may have one buffer
         before = of(Loop, layer, chunks[own - 1]) if own else of(AllocateInputs, layer)
+        if by_chunk and own:  # which may be its gate gradients
+            before += of(GradientProducts, layer, chunks[own - 1])
         return [*begun, *before]
     if isinstance(operation, Loop):
         before = of(Loop, layer, chunks[own - 1]) if own else []  # its states
         before += of(FillFlags, layer, chunk)
         masks = [one for one in operations if isinstance(one, CutMasks) and one.chunk == chunk]
-        given = (
-            [*of(GradientProducts, layer + 1, chunk, of="x"), *of(Dropout, layer, chunk)] if back
-            else of(InputProduct, layer, chunk)
-        )  # fmt: skip
+        if operation.kind == "backward":
+            given = [*of(GradientProducts, layer + 1, chunk, of=of_dx), *of(Dropout, layer, chunk)]
+        else:
+            given = of(InputProduct, layer, chunk)
+        if again and operation.kind == "backward":
+            given += of(Loop, layer, chunk, kind="recompute")
+        if by_chunk and operation.kind == "backward" and own:
+            # all chunks of a layer have the same memory for gate gradients
+            given += of(GradientProducts, layer, chunks[own - 1])
         return [*begun, *before, *masks, *given]
     if isinstance(operation, InputProduct):  # all chunks of a layer write the same room
         before = of(Loop, layer, chunks[own - 1]) if own else of(AllocateInputs, layer)
-        below = [*of(Loop, layer - 1, chunk), *of(Dropout, layer - 1, chunk)]
+        below = [] if back else [*of(Loop, layer - 1, chunk), *of(Dropout, layer - 1, chunk)]
         return [*begun, *before, *below]
     if isinstance(operation, Dropout) and chunk is not None:
-        products = of(GradientProducts, layer + 1, chunk, of="x")
+        products = of(GradientProducts, layer + 1, chunk, of=of_dx)
         return products if back else [*of(Loop, layer, chunk), *of(BeginLayer, layer + 1)]
     if isinstance(operation, GradientProducts):
-        return [*begun, *of(Loop, layer, chunk if operation.of == "x" else None)]
+        return [*begun, *of(Loop, layer, None if operation.of == "weights" else chunk)]
     if isinstance(operation, FinishWeights):
         return of(GradientProducts, layer)
     return []
@@ -532,6 +542,8 @@ WAVEFRONTS = {
     "without launch events": {"mode": "wavefront"},
     "grids": GRIDS,
     "grids with overlap": {**GRIDS, "overlap": True},
+    "clusters by chunk": {"mode": "wavefront", "by_chunk": True},
+    "grids by chunk": {**GRIDS, "by_chunk": True},
 }
 
 
@@ -542,11 +554,18 @@ WAVEFRONTS = {
 def test_a_wavefront_runs_nothing_before_what_it_needs(layers, edges, dropout, kind):
     chunkings = ((Chunking(edges, **kind),),) * layers
     grids = "loops" in kind
-    for operations in (
-        schedule.forward(chunkings, dropout), schedule.backward(chunkings, dropout),
-    ):  # fmt: skip
+    passes = [schedule.forward(chunkings, dropout), schedule.backward(chunkings, dropout)]
+    if kind.get("by_chunk") and not grids:
+        passes.append(schedule.backward(chunkings, dropout, recompute=True))
+    for operations in passes:
         loops = [one for one in operations if isinstance(one, Loop)]
+        kinds = {one.kind for one in loops}
         assert len({(one.layer, one.chunk) for one in loops}) == layers * (len(edges) - 1)
+        assert len(loops) == layers * (len(edges) - 1) * len(kinds)
+        products = [one for one in operations if isinstance(one, GradientProducts)]
+        if products and kind.get("by_chunk"):
+            assert {one.of for one in products} == {"all"}
+            assert len(products) == layers * (len(edges) - 1)
         filled = [one for one in operations if isinstance(one, FillFlags)]
         assert len(filled) == (len(loops) if grids else 0)
         if grids:  # of which the device holds two
@@ -582,12 +601,15 @@ def test_products_of_weights_in_a_wavefront_run_beside_the_last_loop_of_the_laye
 def test_layers_of_a_wavefront_run_at_the_same_time(layers, kind):
     """A layer's chunk may run beside the next chunk of the layer before."""
     chunkings = ((Chunking((0, 2, 5, 11), **kind),),) * layers
-    for operations, way in (
+    passes = [
         (schedule.forward(chunkings), "forward"), (schedule.backward(chunkings), "backward"),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    if kind.get("by_chunk"):
+        passes.append((schedule.backward(chunkings, recompute=True), "backward"))
+    for operations, way in passes:
         place = {
             (one.layer, one.chunk.number): number
-            for number, one in enumerate(operations) if isinstance(one, Loop)
+            for number, one in enumerate(operations) if isinstance(one, Loop) and one.kind == way
         }  # fmt: skip
         order = range(layers) if way == "forward" else range(layers - 1, -1, -1)
         numbers = range(3) if way == "forward" else range(2, -1, -1)
@@ -600,9 +622,26 @@ def test_layers_of_a_wavefront_run_at_the_same_time(layers, kind):
             assert operations[first] not in done
 
 
+@pytest.mark.parametrize("layers", [2, 5, 8])
+def test_in_a_wavefront_forward_runs_again_before_the_layer_above_is_done(layers):
+    """It reads no gradients. Where layers share streams it waits for them all the same."""
+    chunkings = ((Chunking((0, 2, 5, 11), mode="wavefront", by_chunk=True),),) * layers
+    operations = schedule.backward(chunkings, recompute=True)
+    for place, loop in enumerate(operations):
+        if isinstance(loop, Loop) and loop.kind == "recompute" and loop.layer + 1 < layers:
+            done = finished_before(operations, loop.stream, place)
+            above = Loop(loop.layer + 1, 0, loop.chunk, "backward", stream=loop.layer + 1)
+            assert above in operations
+            assert above not in done
+
+
 def test_a_wavefronts_memory_is_taken_on_the_main_stream_first():
     chunkings = ((Chunking((0, 2, 5, 11), mode="wavefront"),),) * 3
-    for operations in (schedule.forward(chunkings, True), schedule.backward(chunkings, True)):
+    by_chunk = ((Chunking((0, 2, 5, 11), mode="wavefront", by_chunk=True),),) * 3
+    for operations in (
+        schedule.forward(chunkings, True), schedule.backward(chunkings, True),
+        schedule.backward(by_chunk, True), schedule.backward(by_chunk, True, True),
+    ):  # fmt: skip
         fork = next(place for place, one in enumerate(operations) if isinstance(one, Wait))
         room = [
             place for place, one in enumerate(operations)

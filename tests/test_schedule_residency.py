@@ -169,6 +169,12 @@ def passes_of(dice, mode, **options):
     overlap, fills = dice.random() < 0.5, frozenset(dice.choice([(), ("forward", "backward")]))
     options |= {"overlap": overlap, "fills": fills, "forks": dice.random() < 0.5}
     edges, layers = edges_of(dice), 1 if mode == "in_turn" else dice.randint(2, 10)
+    by_chunk = mode == "wavefront" and dice.random() < 0.5
+    again = by_chunk and "loops" not in options and dice.random() < 0.5
+    if by_chunk:
+        options |= {"overlap": False, "by_chunk": True}
+    if again:  # clusters alone run forward again in a wavefront
+        options |= {"fills": frozenset()}
     dropout = mode == "wavefront" and dice.random() < 0.5
     if mode == "both_directions":
         edges = edges if overlap else (0, 11)
@@ -182,7 +188,8 @@ def passes_of(dice, mode, **options):
     else:
         chunkings = [(Chunking(edges, mode=mode, **options),)] * layers
     for operations in (
-        schedule.forward(tuple(chunkings), dropout), schedule.backward(tuple(chunkings), dropout),
+        schedule.forward(tuple(chunkings), dropout),
+        schedule.backward(tuple(chunkings), dropout, again),
     ):  # fmt: skip
         needed_by = {
             "wavefront": lambda one, every=operations: needs_of_wavefront(one, every),

@@ -42,6 +42,7 @@ from openrnn.codegen.cluster_stack_config import (
     ClusterStackConfig,
     ClusterStackForwardConfig,
 )
+from openrnn.codegen.config import saved_values
 from openrnn.codegen.cuda import planes
 from openrnn.codegen.multicast_config import (
     MulticastBackwardConfig,
@@ -56,9 +57,9 @@ from openrnn.params import module_slots
 from openrnn.schedule import Chunking
 from openrnn.schedule.operations import BeginLayer, Loop, StackLoop
 from openrnn.spec import Problem
-from openrnn.tuning import multicast, one_launch, plan
+from openrnn.tuning import chunks, multicast, one_launch, plan
 from openrnn.tuning.limits import Limits
-from openrnn.tuning.wavefront import Wavefront
+from openrnn.tuning.wavefront import MAX_TIME_RATIO, MOST_CHUNKS, Wavefront
 
 ABSENT = nvrtc.absent()
 HOPPER, PROCESSORS = (9, 0), 132
@@ -156,7 +157,6 @@ REFUSED = [
         "input_mode 'gates' has no product of layer 0 to cut",
         {"input_mode": "gates", "input_size": 2048},
     ),
-    ("recompute='gates' has time chunks of its own", {"recompute": "gates"}),
 ]
 TAKEN = [
     {}, MASKED, {"dtype": torch.float16}, {"cell": cells.gru, "hidden": 256}, {"dropout": 0.1},
@@ -170,25 +170,158 @@ TAKEN = [
 def test_refusals(reason, changed):
     """None of them has such a launch, though it is asked for."""
     asked = problem(wavefront=1, **changed)
-    assert stack_choice.stack_refusal(asked, 128, 64) == reason
     for kind, flags in KINDS.items():
+        assert stack_choice.stack_refusal(asked, kind, 128, 64) == reason
         assert stack_choice.stack_of(asked, kind, flags, 128, 64, True) is None
 
 
 @pytest.mark.parametrize("changed", TAKEN, ids=told)
 def test_no_refusals(changed):
     asked = problem(wavefront=1, **changed)
-    assert stack_choice.stack_refusal(asked, 128, 64) is None
     for kind, flags in KINDS.items():
+        assert stack_choice.stack_refusal(asked, kind, 128, 64) is None
         assert stack_choice.stack_of(asked, kind, flags, 128, 64, True) is not None
 
 
 def test_gate_gradients_of_all_layers_are_kept_at_once():
     """4 layers of 64 rows with 4 gates of 512 units in 2 bytes: a MiB each step."""
-    reason = "its gate gradients would take 5000 MiB at once, at most "
+    reason = "its gate gradients would take 5000 MiB at once, at most 512"
     asked = problem(wavefront=1)
-    assert stack_choice.stack_refusal(asked, 5000, 64).startswith(reason)
-    assert stack_choice.stack_refusal(replace(asked, grad=False), 5000, 64) is None
+    assert stack_choice.stack_refusal(asked, "backward", 5000, 64) == reason
+    assert stack_choice.stack_refusal(asked, "backward", 512, 64) is None
+    assert stack_choice.stack_refusal(asked, "forward", 5000, 64) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "chunk", "count"),
+    [(512, 100, 6), (513, 100, 6), (5000, 1000, 10), (5000, 100, 50), (1025, 1000, 3)],
+)
+def test_a_large_wavefront_holds_gate_gradients_of_a_chunk(steps, chunk, count):
+    """All layers' chunks together take no more than what a smaller call's layers hold."""
+    asked = problem(wavefront=chunk)
+    assert stack_choice.wavefront_refusal(asked, "backward", steps, 64) is None
+    found = stack_choice.wavefront_of(asked, "backward", (), steps, 64, True)
+    assert (found.chunks, found.by_chunk) == (count, steps > 512)
+    assert -(-steps // count) <= 512  # each step takes a MiB
+    forward = stack_choice.wavefront_of(asked, "forward", ("save",), steps, 64, True)
+    assert (forward.chunks, forward.by_chunk) == (-(-steps // chunk), False)
+
+
+def test_gate_gradients_of_a_few_steps_may_be_too_large():
+    asked = problem(wavefront=100)
+    assert stack_choice.wavefront_refusal(asked, "backward", 100, 64 * 64) is None
+    reason = "its gate gradients of 8 steps would take 520 MiB at once, at most 512"
+    assert stack_choice.wavefront_refusal(asked, "backward", 100, 65 * 64) == reason
+    assert stack_choice.wavefront_of(asked, "backward", (), 100, 65 * 64, True) is None
+    assert stack_choice.wavefront_refusal(asked, "forward", 100, 65 * 64) is None
+    assert stack_choice.wavefront_refusal(asked, "backward", 7, 65 * 64) is None
+
+
+def test_the_model_takes_a_large_wavefront():
+    """Two layers of 1,024 units at a time, each in a grid of half of the device."""
+    found = stack_choice.wavefront_of(problem(hidden=1024), "backward", (), 512, 64, True)
+    assert (found.loops, found.by_chunk) == (2, True)
+    assert found.chunks >= 2
+    assert found.us <= MAX_TIME_RATIO * found.in_turn
+
+
+def test_with_recompute_chunks_of_backward_bound_those_of_forward():
+    """Forward's are parts of them; one launch has no parts."""
+    asked = problem(recompute="gates", wavefront=1)
+    plain, again = (), ("save",)
+    assert stack_choice.kept_chunks(asked, 90, 64) == 1
+    assert stack_choice.stack_of(asked, "forward", plain, 90, 64, True) is not None
+    for kind, flags in (("forward", again), ("backward", plain)):
+        assert stack_choice.stack_of(asked, kind, flags, 90, 64, True) is None
+        assert stack_choice.wavefront_of(asked, kind, flags, 90, 64, True) is None
+    reason = "recompute='gates' has one chunk of time"
+    assert stack_choice.wavefront_refusal(asked, "backward", 90, 64) == reason
+    assert stack_choice.wavefront_refusal(asked, "forward", 90, 64) is None
+    reason = "recompute='gates' runs forward again before each loop of backward"
+    assert stack_choice.stack_refusal(asked, "backward", 90, 64) == reason
+    assert stack_choice.kept_chunks(asked, 1000, 64) == 11
+    reason = "recompute='gates' keeps the states between chunks of time"
+    assert stack_choice.stack_refusal(asked, "forward", 1000, 64) == reason
+    assert stack_choice.stack_of(asked, "forward", plain, 1000, 64, True) is None
+    for chunk, count in ((None, None), (50, 22), (200, 11), (1000, 11)):
+        cut = problem(recompute="gates", wavefront=chunk)
+        found = stack_choice.wavefront_of(cut, "forward", plain, 1000, 64, True)
+        assert found.chunks % 11 == 0
+        assert count in (None, found.chunks)
+    # more than the model tries by itself
+    chosen = problem(recompute="gates")
+    long = stack_choice.wavefront_of(chosen, "forward", plain, 9000, 64, True)
+    assert long.chunks == stack_choice.kept_chunks(chosen, 9000, 64) > MOST_CHUNKS
+    # states for resets make one chunk of a call
+    reset = replace(asked, reset=True, reset_state=True)
+    assert stack_choice.kept_chunks(reset, 1000, 64) == 1
+    assert stack_choice.stack_of(reset, "forward", ("reset",), 1000, 64, True) is not None
+    inference = replace(asked, grad=False)
+    assert stack_choice.kept_chunks(inference, 1000, 64) == 1
+    assert stack_choice.stack_of(inference, "forward", plain, 1000, 64, True) is not None
+
+
+def test_with_recompute_backward_has_the_chunks_that_forward_kept_states_for():
+    asked = problem(recompute="gates", wavefront=100)
+    found = stack_choice.wavefront_of(asked, "backward", (), 1000, 16, True)
+    assert found.chunks == stack_choice.kept_chunks(asked, 1000, 16) == 4
+    none = problem(recompute="gates", wavefront=0)
+    assert stack_choice.wavefront_of(none, "backward", (), 1000, 16, True) is None
+    # forward's loops that run again are no wavefront of their own
+    assert stack_choice.wavefront_of(asked, "forward", ("save",), 1000, 16, True) is None
+    chosen = problem(recompute="gates")
+    few = stack_choice.wavefront_of(chosen, "backward", (), 4000, 8, True)
+    assert few.us <= MAX_TIME_RATIO * few.in_turn
+    # two chunks of two layers: three tasks one after the other instead of four, and slower ones
+    two = problem(recompute="gates", layers=2)
+    assert stack_choice.kept_chunks(two, 500, 32) == 2
+    assert stack_choice.wavefront_refusal(two, "backward", 500, 32) is None
+    assert stack_choice.wavefront_of(two, "backward", (), 500, 32, True) is None
+    elsewhere = problem(recompute="gates", place=(HOPPER, 114))
+    assert stack_choice.wavefront_of(elsewhere, "backward", (), 4000, 8, True) is None
+    # a grid takes the whole device
+    large = problem(hidden=1024, layers=2, recompute="gates", wavefront=100)
+    assert plan.ranked(loop_of("backward", trace(cells.lstm), "bfloat16", 1024, 64, HOPPER,
+                               PROCESSORS))[0].is_cooperative  # fmt: skip
+    assert stack_choice.wavefront_refusal(large, "backward", 1000, 64) is None
+    assert stack_choice.wavefront_of(large, "backward", (), 1000, 64, True) is None
+    lines = describe.describe(replace(large, steps=1000, batch=64))
+    reason = "recompute='gates' has a wavefront only of loops in clusters"
+    assert lines[-1] == f"backward layer by layer, in spite of wavefront=100: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "batch", "least"),
+    [(2, 512, 64, 650), (4, 512, 64, 300), (4, 512, 128, 200), (8, 256, 64, 300),
+     (6, 512, 32, 400), (5, 512, 16, 900), (4, 512, 1, 1650)],
+)  # fmt: skip
+def test_with_recompute_long_calls_of_any_length_run_layers_at_the_same_time(
+    layers, hidden, batch, least
+):
+    asked = problem(recompute="gates", layers=layers, hidden=hidden)
+    for steps in (*range(50, 3000, 50), 4001, 5999, 8193):
+        found = stack_choice.wavefront_of(asked, "backward", (), steps, batch, True)
+        assert (found is not None) == (steps >= least), steps
+
+
+def test_chunks_of_all_layers_are_held_at_once():
+    """Gate gradients, the input side of gates, saved activations of whole tiles, y."""
+    few = {"recompute": "gates", "layers": 4}
+    assert stack_choice.wavefront_refusal(problem(**few), "backward", 1000, 128) is None
+    many = {"recompute": "gates", "layers": 16}
+    steps, values = 33 + 15, 4 + 4 + saved_values(trace(cells.lstm)) + 1
+    taken = 16 * steps * 64 * values * 512 * 2 >> 20
+    reason = f"its chunks would take {taken} MiB at once, at most 512"
+    for length in (200, 1000, 1001, 5000):  # whatever is left for the last chunk
+        assert stack_choice.wavefront_refusal(problem(**many), "backward", length, 64) == reason
+    assert stack_choice.wavefront_refusal(problem(**many), "forward", 1000, 64) is None
+    # a row has the saved activations of eight
+    whole = {stack_choice.kept_chunks(problem(**few), 9000, batch) for batch in (1, 3, 8)}
+    assert len(whole) == 1
+    assert stack_choice.kept_chunks(problem(**few), 9000, 9) > whole.pop()
+    # where layers run one by one or in both directions chunks are longer
+    in_turn = problem(wavefront=0, **few), problem(bidirectional=True, **few)
+    assert [stack_choice.kept_chunks(one, 1000, 64) for one in in_turn] == [7, 7]
 
 
 def best(steps=128, batch=64, kind="forward", **changed):
@@ -308,8 +441,54 @@ def test_reset_states_refuse_a_wavefront_to_calls_and_to_explain(monkeypatch, ki
     clear_caches()
     assert found == (None if reset_states else "a wavefront")
     told_as = replace(asked, reset_state=reset_states)
-    refusal = stack_choice.wavefront_refusal(told_as, 128, 64)
+    refusal = stack_choice.wavefront_refusal(told_as, kind, 128, 64)
     assert (refusal is not None) == reset_states
+
+
+@pytest.mark.parametrize(
+    ("kept", "cut", "taken"), [(1, 4, True), (2, 4, True), (3, 4, False), (4, 4, True)]
+)
+def test_chunks_of_a_wavefront_end_where_backward_begins_again(monkeypatch, kept, cut, taken):
+    asked = problem(wavefront=32, recompute="gates")
+    monkeypatch.setattr(chunks, "for_recompute", lambda *_: kept)
+    on_a_device(monkeypatch, lambda loops: None)
+    key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
+    loop = SimpleNamespace(
+        kernel=SimpleNamespace(max_clusters=100), polls=False,
+        config=SimpleNamespace(reads_r=False),
+    )  # fmt: skip
+    monkeypatch.setattr(stack_chunks.prepared, "loop_for", lambda *_: loop)
+    way = Wavefront(cut, 1, 1.0, 2.0)
+    found = stack_chunks.in_wavefront(key, PLAIN_LOOPS["forward"], way, False)
+    assert (found is not None) == taken
+    again = PLAIN_LOOPS["forward"]
+    way = way._replace(by_chunk=True)
+    back = stack_chunks.in_wavefront(key, PLAIN_LOOPS["backward"], way, True, again)
+    clear_caches()
+    assert (back is not None) == (kept == cut)
+    assert back is None or (back[0][0].by_chunk and not back[0][0].overlap)
+
+
+@pytest.mark.parametrize("changed", [{"polls": True}, {"reads_r": True}, {}], ids=str)
+@pytest.mark.parametrize("which", ["backward", "forward"])
+def test_clusters_alone_run_forward_again_in_a_wavefront(monkeypatch, which, changed):
+    asked = problem(wavefront=32, recompute="gates")
+    monkeypatch.setattr(chunks, "for_recompute", lambda *_: 4)
+    on_a_device(monkeypatch, lambda loops: None)
+    key = schedules.ScheduleKey(asked, 0, 128, 64, False, False)
+
+    def loop_for(layer, batch, options, loops):
+        own = changed if options.kind == which else {}
+        return SimpleNamespace(
+            kernel=SimpleNamespace(max_clusters=100), polls=own.get("polls", False),
+            config=SimpleNamespace(reads_r=own.get("reads_r", False)),
+        )  # fmt: skip
+
+    monkeypatch.setattr(stack_chunks.prepared, "loop_for", loop_for)
+    way, again = Wavefront(4, 1, 1.0, 2.0, True), PLAIN_LOOPS["forward"]
+    found = stack_chunks.in_wavefront(key, PLAIN_LOOPS["backward"], way, True, again)
+    clear_caches()
+    assert (found is None) == bool(changed)
 
 
 @pytest.mark.parametrize("wavefront", [None, 1])

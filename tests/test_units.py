@@ -73,7 +73,7 @@ def time_of(spec, dtype, steps, batch):
         names = ("save",) if kind == "forward" else ()
         way = next(stack_choice.ways(problem, kind, names, steps, batch, True), None)
         if way is None:
-            stack = stack_choice._stack(problem, kind, names, batch, True)
+            stack = stack_choice._stack(problem, kind, names, steps, batch, True)
             alone = plan.step_times(stack.loop(batch), 1).alone
             products = sum(stack.products_us(steps, batch)) + stack.copy_us(steps, batch)
             total += stack.in_turn_us(steps * alone, products)

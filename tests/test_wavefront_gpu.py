@@ -10,10 +10,11 @@ import openrnn
 from openrnn import memo
 from openrnn.backends.fused import stack_chunks
 from openrnn.schedule import wavefront
-from openrnn.tuning import measured
+from openrnn.tuning import chunks, measured
 
 pytestmark = pytest.mark.gpu
 T, B, WIDTH = 100, 20, 24
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 MASKS = [(), ("lengths",), ("reset",), ("lengths", "reset")]
 
 
@@ -52,7 +53,7 @@ def masks_of(names, batch=B):
     return {name: every[name] for name in names}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("hidden", [37, 64, 250, 256])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("masks", MASKS, ids=str)
@@ -223,3 +224,163 @@ def test_compiled(chunk):
         assert all(map(torch.equal, step(compiled, x), wanted))
     with torch.no_grad():
         assert torch.equal(compiled(x)[0], module(x)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 16], ids=["one-launch", "chunks"])
+@pytest.mark.parametrize("masks", [(), ("lengths", "reset")], ids=str)
+def test_with_recompute_forward_runs_layers_at_the_same_time(
+    monkeypatch, masks, chunk, kept, dtype
+):
+    """Results are near those of layer by layer; in 16 bits and chunks they have their bits."""
+    if chunk == 1 and kept > 1:
+        pytest.skip("one launch keeps no states between chunks")
+    monkeypatch.setattr(chunks, "for_recompute", lambda *_: kept)
+    memo.clear()
+    masks = masks_of(masks)
+    module, x = given(hidden=256, dtype=dtype, wavefront=chunk, recompute="gates")
+    lines = str(openrnn.explain(module, x, schedule=True, quiet=True))
+    at_once = "forward of 3 layers in one launch" if chunk == 1 else "forward as a wavefront"
+    assert at_once in lines
+    assert ("backward with forward again as a wavefront" in lines) == (kept > 1)
+    plain = openrnn.LSTM(
+        WIDTH, 256, 3, device="cuda", dtype=dtype, backend="fused", wavefront=0, recompute="gates"
+    )
+    plain.load_state_dict(module.state_dict())
+    wanted = step(plain, x, **masks)
+    first = step(module, x, **masks)
+    for want, found in zip(wanted, first):
+        error = (found - want).float().norm() / want.float().norm()
+        assert error < (1e-3 if dtype == torch.float32 else 1e-2)
+    if dtype != torch.float32 and chunk != 1:
+        assert all(map(torch.equal, first[:3], wanted))
+    for _ in range(3):
+        assert all(map(torch.equal, step(module, x, **masks), first))
+    memo.clear()
+
+
+@pytest.mark.parametrize("masks", [(), ("lengths", "reset")], ids=str)
+@pytest.mark.parametrize("layers", [2, 3, 11])
+@pytest.mark.parametrize(
+    ("kind", "hidden", "dtype", "batch"),
+    [
+        *[("LSTM", hidden, dtype, B) for hidden in (37, 256) for dtype in DTYPES],
+        ("GRU", 256, torch.bfloat16, B), *GRIDS,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gate_gradients_of_one_chunk_at_a_time(
+    monkeypatch, kind, hidden, dtype, batch, layers, masks
+):
+    """The bits of a wavefront that holds those of all steps, but for sums over steps."""
+    if layers == 11 and hidden > 256:
+        pytest.skip("grids of many layers are the same as of three")
+    masks = masks_of(masks, batch)
+    module, _ = given(kind, hidden=hidden, dtype=dtype, num_layers=layers, wavefront=20)
+    x = torch.randn(T, batch, WIDTH, device="cuda", dtype=dtype, requires_grad=True)
+    if "as a wavefront" not in str(openrnn.explain(module, x, quiet=True)):
+        pytest.skip("this device runs the stack layer by layer")
+    wanted = step(module, x, **masks)
+    memo.clear()
+    row = len(module.spec.gates) * hidden * x.element_size()
+    monkeypatch.setattr(chunks, "LARGEST_WAVEFRONT", layers * 30 * batch * row)  # of 30 steps
+    found = step(module, x, **masks)
+    kept = len(wanted) - len(list(module.parameters()))
+    assert all(map(torch.equal, found[:kept], wanted))
+    assert not all(map(torch.equal, found, wanted))  # so the sums were made of chunks
+    for want, one in zip(wanted, found):
+        assert (one - want).double().norm() <= 1e-2 * want.double().norm()
+    for _ in range(3):
+        assert all(map(torch.equal, step(module, x, **masks), found))
+    memo.clear()
+
+
+# forward is cut into three chunks of 100 steps, as backward is by `three_chunks`
+RECOMPUTE = {"recompute": "gates", "wavefront": 40}
+
+
+@pytest.fixture
+def three_chunks(monkeypatch):
+    """Backward with recompute has three chunks, whatever its size."""
+    monkeypatch.setattr(chunks, "for_recompute", lambda *_: 3)
+    memo.clear()
+    yield
+    memo.clear()
+
+
+def runs_again_as_a_wavefront(module, x):
+    lines = str(openrnn.explain(module, x, schedule=True, quiet=True))
+    return "backward with forward again as a wavefront" in lines
+
+
+@pytest.mark.usefixtures("three_chunks")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [37, 128, 256])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("masks", MASKS, ids=str)
+def test_with_recompute_all_bits_are_those_of_layer_by_layer(
+    monkeypatch, masks, kind, hidden, dtype
+):
+    """Both have the chunks of backward, and the products of each."""
+    masks = masks_of(masks)
+    module, x = given(kind, hidden=hidden, dtype=dtype, **RECOMPUTE)
+    assert runs_again_as_a_wavefront(module, x)
+    wanted = in_turn(monkeypatch, module, x, **masks)
+    for _ in range(4):
+        assert all(map(torch.equal, step(module, x, **masks), wanted))
+
+
+@pytest.mark.usefixtures("three_chunks")
+@pytest.mark.parametrize("layers", [2, 11])
+def test_with_recompute_and_dropout(monkeypatch, layers):
+    module, x = given(dropout=0.5, num_layers=layers, **RECOMPUTE)
+    assert runs_again_as_a_wavefront(module, x)
+    wanted = in_turn(monkeypatch, module, x)
+    for _ in range(4):
+        assert all(map(torch.equal, step(module, x), wanted))
+
+
+@pytest.mark.usefixtures("three_chunks")
+def test_with_recompute_in_a_graph():
+    module, x = given(num_layers=4, **RECOMPUTE)
+    grads = [torch.randn(T, B, 128, device="cuda", dtype=x.dtype)]
+
+    def run():
+        y, _ = module(x)
+        return [y.detach(), *torch.autograd.grad([y], [x, *module.parameters()], grads)]
+
+    for _ in range(3):
+        wanted = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for _ in range(3):
+        graph.replay()
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_with_recompute_a_wavefront_holds_a_chunk_of_each_layer():
+    """And dx of all layers, where layer by layer holds two: no more."""
+    layers, steps, batch, hidden = 4, 800, 64, 256
+    x = torch.randn(steps, batch, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def peak(wavefront):
+        module = openrnn.LSTM(
+            hidden, hidden, layers, device="cuda", dtype=x.dtype, backend="fused",
+            recompute="gates", wavefront=wavefront,
+        )  # fmt: skip
+        assert runs_again_as_a_wavefront(module, x) == bool(wavefront)
+        for _ in range(3):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            y, _ = module(x)
+            torch.autograd.grad([y], [x, *module.parameters()], [torch.ones_like(y)])
+        return torch.cuda.max_memory_allocated() - before
+
+    one = steps * batch * hidden * x.element_size()  # bytes of y, or of dx, of a layer
+    # of six; a row of a step has 14 times the bytes of its y: docs/kernels.md
+    chunk = one * 14 // 6
+    more = peak(200) - peak(0)
+    assert more <= (layers - 1) * chunk + (layers - 2) * one + (8 << 20)

@@ -38,10 +38,10 @@ EXTRAS = """
         reverse: the layers run from the end of each sequence, its true end with lengths, to its
             start, as the reverse direction of a bidirectional layer does; y stays in input order.
         wavefront: layers of a stack run at the same time, each a chunk of so many steps behind the
-            one below (our CUDA kernels; elsewhere without effect, as `openrnn.explain` says). None:
-            where a model of their time says that it pays; 0: one layer after the other; 1: one
-            launch runs all layers, each behind the one below (H100, H200), and where no such
-            launch exists the choice is made as for None.
+            one below, or of fewer where they would hold too much (our CUDA kernels; elsewhere
+            without effect, as `openrnn.explain` says). None: where a model of their time says that
+            it pays; 0: one layer after the other; 1: one launch runs all layers, each behind the
+            one below (H100, H200), and where no such launch exists the choice is made as for None.
 
     All but device and dtype are attributes of the layer, as `layer.num_layers`; `cell_clip` is a
     pair or None, and `precision` is "default" where None was given. `batch_first`, `dropout` and

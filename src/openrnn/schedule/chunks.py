@@ -39,6 +39,8 @@ class Chunking:
             "wavefront": backward's of the weights of the layer above, beside a layer's last loop.
             "both_directions": forward's of the next chunk; backward's of the weights of the layer
             above beside the first loops, and of dx of the chunk that ran before beside later ones.
+        by_chunk: in backward of a wavefront all products of a chunk follow its loop, so that a
+            layer holds the gate gradients of one chunk. Else those of weights follow its last loop.
         forks: in backward, once no loop is left, the products that remain run side by side, each
             on a stream of its own.
         loops: for how many loops at the same time the kernel is ranked; 1: the kernel that a loop
@@ -51,6 +53,7 @@ class Chunking:
     reverse: bool = False
     mode: Mode = "in_turn"
     overlap: bool = False
+    by_chunk: bool = False
     forks: bool = False
     loops: int = 1
     fills: frozenset[str] = frozenset()

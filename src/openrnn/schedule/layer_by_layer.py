@@ -114,7 +114,7 @@ def backward(
     streams = both_directions.product_streams(backward=True)
     fork_streams = (next(streams), next(streams)) if chunkings[0][0].forks else ()
     if chunkings[0][0].mode == "wavefront":
-        return tuple(wavefront.backward([chunking for (chunking,) in chunkings], dropout))
+        return tuple(wavefront.backward([one for (one,) in chunkings], dropout, recompute))
     if chunkings[0][0].mode == "one_launch":
         return tuple(one_launch.backward(len(chunkings), chunkings[0][0].whole, fork_streams))
     above: Sequence[Chunking] | None = None  # of a layer whose weights have no gradients yet

@@ -63,21 +63,29 @@ def forward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]
     yield from _join(streams)
 
 
-def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation]:
+def backward(
+    chunkings: Sequence[Chunking], dropout: bool, recompute: bool = False
+) -> Iterator[Operation]:
     """The backward pass: the last layer and the last chunk come first.
 
     The products of a layer's weights run over all steps at once, after its last loop. Without
     overlap the last loop of the layer below waits for them, as it waits for all that the stream of
     this layer was given before. With overlap they are given after that loop, and wait for its
-    launch event, so that it has its multiprocessors first.
+    launch event, so that it has its multiprocessors first. Chunkings with `by_chunk`, which have no
+    overlap, have these products after each chunk's loop.
+
+    With `recompute` forward's loop of a chunk runs again before the stream waits for the layer
+    above, as it reads no gradients.
     """
     layers, streams, chunks = len(chunkings), _streams(chunkings), chunkings[0].chunks
-    overlap = chunkings[0].overlap
+    overlap, by_chunk = chunkings[0].overlap, chunkings[0].by_chunk
     whole = chunkings[0].whole
     for layer in reversed(range(layers)):
         if dropout and layer:
             yield Dropout(layer - 1)  # what this layer read was not saved
         yield BeginLayer(layer, 0, chunkings[layer].loops)
+        if recompute:
+            yield AllocateInputs(layer, 0, longest(chunkings[layer]), shared=True)
     yield from [CutMasks(chunk) for chunk in chunks]
     yield from _fork(streams)
     for diagonal in diagonals(layers, len(chunks)):
@@ -88,6 +96,9 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
             yield from dict.fromkeys(chain(*waits))
         for (layer, number), wait in zip(mirrored, waits):
             chunk, stream = chunks[number], layer % streams
+            if recompute:
+                yield from loop_inputs(layer, 0, chunk, False, stream)
+                yield Loop(layer, 0, chunk, "recompute", stream=stream)
             yield from wait if streams == layers else ()
             if "backward" in chunkings[layer].fills:
                 yield FillFlags(layer, 0, chunk, backward=True, stream=stream)
@@ -97,10 +108,10 @@ def backward(chunkings: Sequence[Chunking], dropout: bool) -> Iterator[Operation
             if signals:
                 yield WaitForLaunch(stream=above % streams)
                 yield GradientProducts(above, 0, whole, "weights", stream=above % streams)
-            yield GradientProducts(layer, 0, chunk, "x", stream=stream)
+            yield GradientProducts(layer, 0, chunk, "all" if by_chunk else "x", stream=stream)
             if dropout and layer:
                 yield Dropout(layer - 1, gradient=True, chunk=chunk, stream=stream)
-            if last and not (overlap and layer):
+            if last and not by_chunk and not (overlap and layer):
                 yield GradientProducts(layer, 0, whole, "weights", stream=stream)
     yield from _join(streams)
     for layer in reversed(range(layers)):

@@ -23,6 +23,7 @@ class Stack(NamedTuple):
         units: at least `hidden`, see `units.units_of`.
         columns: of the matrix, of G*H rows, that is multiplied with each chunk; after: of those
             that are multiplied with all steps of a layer when its loops have run.
+        by_chunk: see `Chunking`; then `after` is 0, and `columns` are of all matrices.
         processors: multiprocessors; None where they are not known.
     """
 
@@ -35,6 +36,7 @@ class Stack(NamedTuple):
     layers: int
     columns: int
     after: int
+    by_chunk: bool
     capability: tuple[int, int]
     processors: int | None
 

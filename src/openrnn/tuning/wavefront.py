@@ -23,7 +23,8 @@ GRID_CHUNK_COST = 25.0  # of grids, instead of CHUNK_COST: they fill flag buffer
 # loops; of grids for a chunk and layer by layer, as theirs run between loops
 PRODUCTS_BESIDE, GRID_PRODUCTS = 3.0, 0.7
 LEAST_STEPS = 8  # of a chunk that the model cuts
-MOST_CHUNKS = 32
+MOST_CHUNKS = 32  # that it tries, unless memory or recompute needs more
+LEAST_RECOMPUTED = 4  # chunks; with fewer a stack with recompute holds nearly as much as torch.nn
 MAX_TIME_RATIO = 0.92  # of the time layer by layer, at most, that a wavefront must take
 GRIDS = 2  # loops at a time where the quickest one is a grid
 
@@ -35,20 +36,25 @@ class Wavefront(NamedTuple):
         chunks: of time.
         loops: for how many at a time their kernel is chosen: 1, or GRIDS.
         us: of all layers by the model; in_turn: the same, layer by layer.
+        by_chunk: see `Chunking`.
     """
 
     chunks: int
     loops: int
     us: float
     in_turn: float
+    by_chunk: bool = False
 
 
 @memo(1024)
-def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront | None:
+def best(
+    stack: Stack, steps: int, batch: int, chunk: int | None, multiple: int = 1, least: int = 1
+) -> Wavefront | None:
     """The quickest wavefront; None where layer by layer is as quick, and where steps are launches.
 
     Args:
         chunk: steps that a chunk is to have; None: the model chooses.
+        multiple: the number of chunks is a multiple of it; least: and at least this.
     """
     request = stack.loop(batch)
     config = plan.ranked(request)[0]
@@ -58,9 +64,7 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
     times = plan.step_times(request, loops)
     if times is None:
         return None
-    resident = request.limits.clusters(config.cluster)
-    # the part of the device that a loop takes; all of it where it is not known how many fit
-    share = plan.clusters_of(config, batch) / resident if resident else 1.0
+    share = _share(request, config)
     product, after = stack.products_us(steps, batch)
     product += stack.copy_us(steps, batch)
     loop = steps * times.several
@@ -76,16 +80,58 @@ def best(stack: Stack, steps: int, batch: int, chunk: int | None) -> Wavefront |
             path_us = (count + stack.layers - 1) * task  # tasks that wait for each other
             device_us = stack.layers * (share * (loop + count * CHUNK_COST) + product)
             us = max(path_us, device_us)
-        return Wavefront(count, loops, us + stack.layers * after, in_turn)
+        return Wavefront(count, loops, us + stack.layers * after, in_turn, stack.by_chunk)
 
     if chunk is not None:
-        return in_chunks(-(-steps // chunk))
+        return in_chunks(max(-(-steps // (chunk * multiple)) * multiple, least))
     known = measured.knows(stack.capability, stack.processors)
-    counts = range(2, min(MOST_CHUNKS, steps // LEAST_STEPS) + 1)
-    if not known or not counts:
+    first = max(2, least) if multiple == 1 else multiple
+    if not known or first > steps // LEAST_STEPS:
         return None
+    most = min(max(first, MOST_CHUNKS), steps // LEAST_STEPS)
+    counts = range(first, most + 1, multiple)
     quickest = min(map(in_chunks, counts), key=lambda wavefront: wavefront.us)
     return quickest if quickest.us <= MAX_TIME_RATIO * in_turn else None
+
+
+@memo(1024)
+def best_with_recompute(
+    backward: Stack, forward: Stack, steps: int, batch: int, chunks: int, asked: bool
+) -> Wavefront | None:
+    """The wavefront of backward in which each chunk runs forward again.
+
+    None where layer by layer is as quick, and where a loop takes the whole device.
+
+    Args:
+        backward, forward: the stack.
+        chunks: of time, between which forward kept the states.
+        asked: the caller asks for it: the times decide nothing.
+    """
+    tasks_us = device_us = in_turn = 0.0  # of all chunks of a layer
+    for stack in (forward, backward):
+        request = stack.loop(batch)
+        config = plan.ranked(request)[0]
+        times = plan.step_times(request, 1)
+        if config.stepwise or config.is_cooperative or times is None:
+            return None
+        loop = steps * times.alone + chunks * CHUNK_COST
+        product = stack.products_us(steps, batch)[0] + stack.copy_us(steps, batch)
+        tasks_us += loop + PRODUCTS_BESIDE * product
+        device_us += _share(request, config) * loop + product
+        in_turn += loop + product
+    path_us = (chunks + backward.layers - 1) * tasks_us / chunks  # tasks that wait for each other
+    us, in_turn = max(path_us, backward.layers * device_us), backward.layers * in_turn
+    if not asked:
+        known = measured.knows(backward.capability, backward.processors)
+        if not known or chunks < LEAST_RECOMPUTED or us > MAX_TIME_RATIO * in_turn:
+            return None
+    return Wavefront(chunks, 1, us, in_turn, backward.by_chunk)
+
+
+def _share(request: plan.LoopRequest, config: plan.Config) -> float:
+    """The part of the device that a loop takes; all of it where it is not known how many fit."""
+    resident = request.limits.clusters(config.cluster)
+    return plan.clusters_of(config, request.batch) / resident if resident else 1.0
 
 
 def _turns(layers: int, chunks: int, loops: int) -> int:

@@ -46,7 +46,7 @@ from openrnn.native.device import On
 from openrnn.native.recording import CURRENT, NotRepeatableError
 from openrnn.schedule import execute
 from openrnn.spec import BIAS_MODES, INPUT_MODES, Problem
-from openrnn.tuning import choice, chunks, measured
+from openrnn.tuning import choice, measured
 
 OLDEST = (8, 0)
 MOST_GATES = 16  # kernels take their order as 4 bits each
@@ -146,9 +146,10 @@ class Fused(Backend):
         one = layer_of_call(spec, 0, dtype, None, steps, None)  # its sizes are those of all
         saved: TensorShape = one.saved_shape(steps, batch), dtype
         if one.recompute:
-            row = one.width * dtype.itemsize
-            number = chunks.for_recompute(steps, batch, row)
-            saved = (number - 1, len(spec.states), batch, spec.hidden_size), torch.float32
+            saved = (
+                (one.kept_chunks(steps, batch) - 1, len(spec.states), batch, spec.hidden_size),
+                torch.float32,
+            )
         shapes = [saved] * spec.chains
         if spec.num_layers > 1:
             width = spec.directions * spec.hidden_size

@@ -8,6 +8,7 @@ from openrnn.backends.fused import prepared
 from openrnn.backends.fused.copies import copied
 from openrnn.backends.fused.dropout import masked
 from openrnn.backends.fused.forward_loop import ForwardLoops
+from openrnn.backends.fused.layer import LayerKernels
 from openrnn.backends.fused.layer_gradients import Dx, LayerGradients, LayerTensors
 from openrnn.backends.fused.lengths import SortedLengths
 from openrnn.backends.fused.pass_runner import address, fill_flags, transpose_all
@@ -78,7 +79,8 @@ class BackwardPass(ForwardLoops):
         self._all_d_gates: Tensor | None = None  # of a stack
         # gradients of states that the previous chunk left, of each layer and direction
         self._carried_states: dict[tuple[int, int], Tensor | None] = {}
-        self._recompute_buffers: tuple[Tensor, Tensor] | None = None  # y, saved activations
+        # y and saved activations of a chunk whose forward loop runs again
+        self._recomputed: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def begin_layer(self, operation: BeginLayer) -> None:
         layer, direction = operation.layer, operation.direction
@@ -99,6 +101,10 @@ class BackwardPass(ForwardLoops):
                 some = 1 + (chunking.overlap and alone and len(chunking.chunks) > 1)
                 buffers = [self.empty(*shape) for _ in range(some)]
                 self._flag_buffers[layer, direction] = buffers
+        if chunking.mode == "wavefront" and weights.layer.recompute:
+            # made here, on the main stream; all chunks use it in turn
+            steps = max(chunk.steps for chunk in chunking.chunks)
+            self._recomputed[layer, direction] = self._room_for_recompute(weights.layer, steps)
         # both directions add to one dx
         tensors = LayerTensors(
             self._input, self.outputs[layer], self._dy, self._dx.get(layer) if direction else None
@@ -148,16 +154,21 @@ class BackwardPass(ForwardLoops):
         return operation.chunk.of(self._at(operation).x)
 
     def chunk_output(self, operation: OfChunk) -> Tensor:
-        return self._recomputed(operation)[0]
+        return self._recomputed_of(operation)[0]
 
-    def _recomputed(self, operation: OfChunk) -> tuple[Tensor, Tensor]:
+    def _recomputed_of(self, operation: OfChunk) -> tuple[Tensor, Tensor]:
         """Memory for y and saved activations of a chunk whose forward loop runs again."""
-        if self._recompute_buffers is None:
-            steps, layer = operation.chunk.steps, self._at(operation).layer
-            width = self.spec.directions * layer.hidden
-            saved = self.empty(*layer.saved_shape(steps, self.batch))
-            self._recompute_buffers = self.empty(steps, self.batch, width), saved
-        return self._recompute_buffers
+        steps, layer = operation.chunk.steps, self._at(operation).layer
+        found = self._recomputed.get(operation.loop_key)
+        if found is None:
+            found = self._room_for_recompute(layer, steps)
+            self._recomputed[operation.loop_key] = found
+        y, saved = found
+        return y[:steps], saved[:steps]
+
+    def _room_for_recompute(self, layer: LayerKernels, steps: int) -> tuple[Tensor, Tensor]:
+        y = self.empty(steps, self.batch, self.spec.directions * layer.hidden)
+        return y, self.empty(*layer.saved_shape(steps, self.batch))
 
     def forward_loop(self, layer: int, direction: int) -> prepared.PreparedLoop:
         return prepared.loop_for(
@@ -188,18 +199,20 @@ class BackwardPass(ForwardLoops):
     def _recompute(self, operation: Loop) -> None:
         """Runs a chunk's forward loop again, for its saved activations."""
         chunk, index = operation.chunk, self._at(operation).layer.index
-        y, saved = self._recomputed(operation)
+        y, saved = self._recomputed_of(operation)
         before = self.saved[index][chunk.number - 1] if chunk.number else None
         # the states that the chunk ends with are not read: forward has written them
         self.launch_forward(operation, y, saved, (before, self.chunk_states()), (), ())
 
     def _backward(self, operation: Loop) -> None:
-        chunk, key, buffers = operation.chunk, operation.loop_key, self._recompute_buffers
-        saved = buffers[1] if buffers else None
+        chunk, key = operation.chunk, operation.loop_key
+        saved = self._recomputed_of(operation)[1] if key in self._recomputed else None
         states_out = self.chunk_states() if chunk.number else None
         words = self._words(operation, saved, self._flag_buffer(operation), states_out)
         self._backward_loops[key].launch(words, self.launch_event(operation.signals))
-        self._carried_states[key], self._recompute_buffers = states_out, None
+        self._carried_states[key] = states_out
+        if self.chunkings[operation.layer][operation.direction].mode != "wavefront":
+            self._recomputed.pop(key, None)
 
     def stack_loop(self, operation: StackLoop) -> None:
         each = [OfChunk(layer, 0, operation.chunk) for layer in range(self.spec.num_layers)]

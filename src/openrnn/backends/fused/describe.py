@@ -37,10 +37,11 @@ def describe(problem: Problem) -> list[str]:
         if single := _of_step(problem, kind):
             lines += single
             continue
-        name = f"{kind} again" if "save" in option_names and spec.recompute != "none" else kind
-        line = _of_loops(problem, f"{name}: ", kind, option_names, 1)
+        again = "save" in option_names and spec.recompute != "none"
+        line = _of_loops(problem, f"{kind}{' again' if again else ''}: ", kind, option_names, 1)
         if line:  # else the problem is refused
-            lines += [*line, *_of_several(problem, name, kind, option_names)]
+            # what runs again is part of backward, and of the times in its lines
+            lines += line if again else [*line, *_of_several(problem, kind, option_names)]
     return lines
 
 
@@ -123,47 +124,49 @@ def _of_kernel(
     )
 
 
-def _of_several(
-    problem: Problem, name: str, kind: str, option_names: plan.OptionNames
-) -> list[str]:
+def _of_several(problem: Problem, kind: str, option_names: plan.OptionNames) -> list[str]:
     """Lines where both directions or several layers run at once, or layers were to and do not."""
     spec, steps, batch = problem.spec, problem.steps or 0, problem.batch or 1
     if not steps or problem.capability is None:
         return []
     refused: list[str] = []
     if spec.wavefront == 1:
-        reason = stack_choice.stack_refusal(problem, steps, batch) or "no kernel holds all layers"
-        refused = [f"{name} not in one launch, in spite of wavefront=1: {reason}"]
+        reason = stack_choice.stack_refusal(problem, kind, steps, batch)
+        reason = reason or "no kernel holds all layers"
+        refused = [f"{kind} not in one launch, in spite of wavefront=1: {reason}"]
     elif spec.bidirectional and spec.wavefront:
-        refused = [_in_spite(problem, name, stack_choice.wavefront_refusal(problem, steps, batch))]
+        why = stack_choice.wavefront_refusal(problem, kind, steps, batch)
+        refused = [_in_spite(problem, kind, why)]
     if spec.bidirectional:
         loop_counts = both_at_once(problem, kind, option_names, steps, batch)
         if 2 not in loop_counts:
             return refused
         where = " in some layers" if len(loop_counts) > 1 else ""
         head = (
-            f"{name} of both directions at once{where}, unless products beside one loop gain more: "
+            f"{kind} of both directions at once{where}, unless products beside one loop gain more: "
         )
         return [*_of_loops(problem, head, kind, option_names, 2), *refused]
     measured_names = plan.measured_options(kind, option_names)
     for way in stack_choice.ways(problem, kind, measured_names, steps, batch, True):
         if isinstance(way, Wavefront):
-            return [*refused, *_of_wavefront(problem, name, kind, option_names, way)]
+            return [*refused, *_of_wavefront(problem, kind, option_names, way)]
         # none: no kernel of it compiles, or the one that does is slower than the next way
-        if lines := _of_launch(problem, name, kind, option_names, steps, batch):
+        if lines := _of_launch(problem, kind, option_names, steps, batch):
             return lines
     if spec.wavefront in (None, 0, 1):
         return refused
-    why = stack_choice.wavefront_refusal(problem, steps, batch)
+    why = stack_choice.wavefront_refusal(problem, kind, steps, batch)
     if why is None:
         first, *_ = plan.ranked(loop_of(problem, kind, measured_names, batch))
         why = "its kernel takes the whole device, which holds two of no other"
         why = "each step is a GEMM and a launch" if first.stepwise else why
-    return [_in_spite(problem, name, why)]
+        if kind == "backward" and spec.recompute != "none":
+            why = "recompute='gates' has a wavefront only of loops in clusters"
+    return [_in_spite(problem, kind, why)]
 
 
 def _of_launch(
-    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, steps: int, batch: int
+    problem: Problem, kind: str, option_names: plan.OptionNames, steps: int, batch: int
 ) -> list[str]:
     """A line for the launch of all layers, if a call takes it."""
     layers = problem.spec.num_layers
@@ -175,17 +178,19 @@ def _of_launch(
     if launch is None:
         return []
     return [
-        f"{name} of {layers} layers in one launch, each layer behind the one before: "
+        f"{kind} of {layers} layers in one launch, each layer behind the one before: "
         f"{_of_kernel(problem, kind, option_names, *kernel)}; "
         f"{launch.us:,.0f} us by the model, else {launch.otherwise:,.0f}"
     ]
 
 
 def _of_wavefront(
-    problem: Problem, name: str, kind: str, option_names: plan.OptionNames, way: Wavefront
+    problem: Problem, kind: str, option_names: plan.OptionNames, way: Wavefront
 ) -> list[str]:
     """A line for a wavefront and, where several loops run at a time, one for their kernel."""
     layers, steps = problem.spec.num_layers, problem.steps or 0
+    again = kind == "backward" and problem.spec.recompute != "none"
+    name = f"{kind} with forward again" if again else kind
     several = f"{way.loops} of " if 1 < way.loops < layers else ""
     line = (
         f"{name} as a wavefront: {several}{layers} layers at the same time, each "
@@ -197,8 +202,8 @@ def _of_wavefront(
     return [line, *more]
 
 
-def _in_spite(problem: Problem, name: str, reason: str | None) -> str:
-    return f"{name} layer by layer, in spite of wavefront={problem.spec.wavefront}: {reason}"
+def _in_spite(problem: Problem, kind: str, reason: str | None) -> str:
+    return f"{kind} layer by layer, in spite of wavefront={problem.spec.wavefront}: {reason}"
 
 
 def both_at_once(

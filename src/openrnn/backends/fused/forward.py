@@ -20,6 +20,7 @@ from openrnn.schedule.operations import (
     StackLoop,
     Step,
 )
+from openrnn.tuning import chunks
 
 
 class ForwardPass(ForwardLoops):
@@ -106,9 +107,8 @@ class ForwardPass(ForwardLoops):
         if self.saved:
             saved = self.saved[operation.layer * self.spec.directions + reverse]
         if chunk.begin > 0 if reverse else chunk.end < self.steps:
-            states_out = (
-                self.chunk_states() if saved is None or not self._recompute else saved[chunk.number]
-            )
+            kept = self._kept_states(operation)
+            states_out = self.chunk_states() if kept is None else kept
         self.launch_forward(
             operation, self.chunk_output(operation),
             None if saved is None or self._recompute else chunk.of(saved),
@@ -116,6 +116,22 @@ class ForwardPass(ForwardLoops):
             operation.signals,
         )  # fmt: skip
         self._carried_states[key] = states_out
+
+    def _kept_states(self, operation: Loop) -> Tensor | None:
+        """With recompute memory for the states after a chunk, if a chunk of backward ends there.
+
+        The chunks of a wavefront may be shorter than those of backward.
+        """
+        if not (self.saved and self._recompute):
+            return None
+        layer = self.weights(*operation.loop_key).layer
+        count = layer.kept_chunks(self.steps, self.batch)
+        edges, reverse = chunks.even(count, self.steps), operation.direction
+        edge = operation.chunk.begin if reverse else operation.chunk.end
+        if edge not in edges:
+            return None
+        number = edges.index(edge)
+        return self.saved[layer.index][count - 1 - number if reverse else number - 1]
 
     def fill_flags(self, operation: FillFlags) -> None:
         loop = self.inputs_of(operation).loop
@@ -137,7 +153,7 @@ class ForwardPass(ForwardLoops):
             if self._padded_lower is not None:
                 flags = self._padded_lower[layer] if layer < len(self._padded_lower) else None
             inputs = replace(first, weights=self.weights(layer, 0), flag_buffer=flags)
-            saved = self.saved[layer] if self.saved else None
+            saved = self.saved[layer] if self.saved and not self._recompute else None
             words += self.forward_words(
                 OfChunk(layer, 0, operation.chunk), inputs, y, saved, (None, None), self.finals,
                 self.all_states,

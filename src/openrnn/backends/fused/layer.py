@@ -19,7 +19,7 @@ from openrnn.memory import allocator_for
 from openrnn.native import nvrtc
 from openrnn.params import places
 from openrnn.spec import Spec, dtype_name
-from openrnn.tuning import measured, plan
+from openrnn.tuning import chunks, measured, plan
 from openrnn.tuning.units import is_short, units_of
 
 
@@ -162,6 +162,11 @@ class LayerKernels:
     def saved_shape(self, steps: int, batch: int) -> tuple[int, int, int, int]:
         """The shape of the saved activations of so many steps."""
         return steps, tiles_of(batch), self.units // 8, 64 * self.saved
+
+    def kept_chunks(self, steps: int, batch: int) -> int:
+        """With recompute the chunks of backward, before each of which it runs forward again."""
+        row = self.width * self.dtype.itemsize
+        return chunks.for_recompute(steps, *chunks.recompute_sizes(self.spec, batch, row))
 
     @cached_property
     def permute_weights(self) -> nvrtc.CudaKernel:

@@ -113,7 +113,8 @@ class LayerGradients:
         self.dy = _dy_of_direction(self.layer, tensors.dy)
         layer, chunks = self.layer, chunking.chunks
         # a loop must not overwrite what products beside it read
-        self._whole = chunking.overlap or chunking.mode == "wavefront" or len(chunks) == 1
+        at_once = chunking.mode == "wavefront" and not chunking.by_chunk
+        self._whole = chunking.overlap or at_once or len(chunks) == 1
         if d_gates is None:
             steps = runner.steps if self._whole else max(chunk.steps for chunk in chunks)
             d_gates = runner.empty(steps, runner.batch, layer.width)
@@ -133,7 +134,7 @@ class LayerGradients:
             self.dx = Dx(runner.empty(steps, batch, width), inner)
         self.w_ih = self.w_hh = None
         # products of each chunk add to the weights
-        several = len(chunks) > 1 and chunking.mode not in {"wavefront", "both_directions"}
+        several = len(chunks) > 1 and (chunking.mode == "in_turn" or chunking.by_chunk)
         if weights.w_ih is not None and wanted[1]:
             self.w_ih = WeightGradient(weights, layer.input_spans, x.shape[2], several)
         if wanted[2]:

@@ -136,7 +136,7 @@ def backward(key: ScheduleKey, needs: Needs) -> tuple[Chunkings, Schedule]:
         return _cut(key, loop, columns(layer, direction), again)
 
     wanted = any(needs.params)
-    chunkings = layers_at_once(key, options, wanted)
+    chunkings = layers_at_once(key, options, wanted, again)
     if chunkings is None:
         pairs = _both_loops(key, options, columns, inputs)
         chunkings = _with_both_directions(pairs, _of_all(key.spec, in_turn), wanted)
@@ -296,7 +296,7 @@ def _cut(
     if key.reset_states:
         number = 1  # backward adds up the states' gradients in one launch; forward: not built
     elif key.recompute:
-        number = chunks.for_recompute(steps, key.batch, row)
+        number = layer.kept_chunks(steps, key.batch)
     else:
         number = chunks.for_memory(steps, key.batch, row)
     stays = key.recompute or key.reset_states or layer.no_input_matrix

@@ -34,12 +34,15 @@ def _with_device(key: ScheduleKey) -> Problem:
     )  # fmt: skip
 
 
-def layers_at_once(key: ScheduleKey, options: LoopOptions, wanted: bool) -> Chunkings | None:
+def layers_at_once(
+    key: ScheduleKey, options: LoopOptions, wanted: bool, again: LoopOptions | None = None
+) -> Chunkings | None:
     """The chunks of a stack whose layers run at the same time; None: one after the other.
 
     Args:
         options: of the loops.
         wanted: gradients of weights are.
+        again: of forward's loops where backward runs them once more.
     """
     if key.spec.num_layers == 1:
         return None
@@ -48,7 +51,7 @@ def layers_at_once(key: ScheduleKey, options: LoopOptions, wanted: bool) -> Chun
         if isinstance(way, StackPlan):
             chunkings = in_one_launch(key, problem, options, wanted)
         else:
-            chunkings = in_wavefront(key, options, way, wanted)
+            chunkings = in_wavefront(key, options, way, wanted, again)
         if chunkings is not None:
             return chunkings
     return None
@@ -76,15 +79,18 @@ def in_one_launch(
 
 
 def in_wavefront(
-    key: ScheduleKey, options: LoopOptions, way: Wavefront, wanted: bool
-) -> Chunkings | None:
+    key: ScheduleKey, options: LoopOptions, way: Wavefront, wanted: bool,
+    again: LoopOptions | None = None,
+) -> Chunkings | None:  # fmt: skip
     """The chunks of a wavefront; None where the device loads no kernel for it.
 
     Args:
         way: the wavefront by the model; the others: see `layers_at_once`.
     """
+    layer = key.layer(0, 0)
     try:
-        loop = prepared.loop_for(key.layer(0, 0), key.batch, options, way.loops)
+        loop = prepared.loop_for(layer, key.batch, options, way.loops)
+        other = loop if again is None else prepared.loop_for(layer, key.batch, again, way.loops)
     except kernels.NoKernelError:
         return None
     # the kernel that was loaded may be another than the first of the ranking
@@ -92,9 +98,17 @@ def in_wavefront(
     several = way.loops > 1 and plan.holds(resident, loop.config, key.batch, way.loops)
     if (loop.polls and not several) or loop.config.reads_r:
         return None
+    if again is not None and (loop.polls or other.polls or other.config.reads_r):
+        return None
+    if key.recompute:
+        # chunks must end where forward keeps the states for those of backward
+        kept = layer.kept_chunks(key.steps, key.batch)
+        if way.chunks % kept or (again is not None and way.chunks != kept):
+            return None
     chunking = Chunking(
         chunks.even(way.chunks, key.steps),
-        overlap=wanted and way.loops == 1 and has_launch_events(),
-        mode="wavefront", loops=way.loops, fills=fills_of(options.kind, loop),
+        overlap=wanted and not way.by_chunk and way.loops == 1 and has_launch_events(),
+        by_chunk=way.by_chunk, mode="wavefront", loops=way.loops,
+        fills=fills_of(options.kind, loop),
     )  # fmt: skip
     return ((chunking,),) * key.spec.num_layers
