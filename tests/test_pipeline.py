@@ -348,13 +348,20 @@ def test_how_many_chunks():
     assert chunks(512, 0) == chunks(512, 0, 0) == 1
 
 
-def test_stages_of_chunks_run_layer_by_layer():
-    """The schedule of a chunk: a product and a loop of each layer, and no stream beside."""
-    spec = openrnn.LSTM(I, H, L).spec
-    cut = stages.cut(spec, (torch.device("cpu"),) * 2, chunked=True)
-    assert [stage.spec.wavefront for stage in cut] == [0, 0]
-    asked = stages.cut(spec.with_(wavefront=8), (torch.device("cpu"),) * 2, chunked=True)
-    assert [stage.spec.wavefront for stage in asked] == [8, 8]
+@pytest.mark.parametrize("wavefront", [None, 0, 1, 8])
+def test_layers_of_a_stage_run_as_those_of_the_stack(monkeypatch, wavefront):
+    """Also where the model chooses: in stages that was faster than layer by layer."""
+    asked, routes = [], pipelines._routes
+
+    def recorded(pipeline, cut, *rest):
+        asked.append([stage.spec.wavefront for stage in cut])
+        return routes(pipeline, cut, *rest)
+
+    monkeypatch.setattr(pipelines, "_routes", recorded)
+    layer, pipeline = made(wavefront=wavefront, chunks=2)
+    x, *_ = inputs(layer)
+    pipeline(x)
+    assert asked == [[wavefront] * 2]
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -41,15 +41,8 @@ class Stage(NamedTuple):
 
 
 @memo(1024)
-def cut(spec: Spec, devices: tuple[torch.device, ...], chunked: bool = False) -> tuple[Stage, ...]:
-    """The layers of a stack of one direction, dealt evenly: the first stages may have one more.
-
-    Args:
-        chunked: stages run several chunks of time. Layers of a stage then run one after the other,
-            as a wavefront would cut each chunk again, into many more launches.
-    """
-    if chunked and spec.wavefront is None:
-        spec = spec.with_(wavefront=0)
+def cut(spec: Spec, devices: tuple[torch.device, ...]) -> tuple[Stage, ...]:
+    """The layers of a stack of one direction, dealt evenly: the first stages may have one more."""
     least, more = divmod(spec.num_layers, len(devices))
     layer_of = [slot.chain for slot in module_slots(spec)]
     begin, made = 0, []
