@@ -39,8 +39,8 @@ from openrnn.tensors import extent
 
 # A dry run allocates all that its pass allocates, alive at the same time, on top of the memory of
 # the call. So passes have programs up to MAX_PROGRAM_BYTES, or a share of the device if that is
-# less, but at least up to MIN_PROGRAM_BYTES. Larger ones take the device longer than their host.
-MAX_PROGRAM_BYTES, MAX_DEVICE_SHARE, MIN_PROGRAM_BYTES = 2 << 30, 1 / 32, 64 << 20
+# less, but at least up to MIN_PROGRAM_BYTES. Larger ones are launched from Python at each call.
+MAX_PROGRAM_BYTES, MAX_DEVICE_SHARE, MIN_PROGRAM_BYTES = 4 << 30, 1 / 32, 64 << 20
 PART = 256  # bytes that parts of the workspace begin at multiples of
 TABLES: dict[str, type[Args]] = {**LOOPS, **STEPS, **PLAIN}
 _EMPTY, _ZEROS = torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default
