@@ -33,13 +33,17 @@ SETTLE = 5.0  # seconds in which autograd's thread frees the graph of a call tha
 
 @dataclass(frozen=True)
 class Sizes:
-    """What random problems are made of; `long` ones, T, B and H, are a tenth of all."""
+    """What random problems are made of; `long` ones, T, B and H, are a tenth of all.
+
+    A problem of several layers has `recompute` of one of these.
+    """
 
     cells: tuple[cells.Cell, ...]
     dtypes: tuple[torch.dtype, ...]
     hidden: tuple[int, ...]
     batch: tuple[int, ...]
     long: tuple[tuple[int, int, int], ...] = ()
+    recompute: tuple[str, ...] = ("none",)
 
 
 SIZES = {
@@ -50,6 +54,7 @@ SIZES = {
         (1, 3, 8, 17, 64, 130),
         # as long as products beside loops need, of clusters and of grids
         ((1200, 40, 512), (1024, 16, 768), (300, 64, 1024)),
+        ("none", "gates"),
     ),
     "cpu": Sizes(
         (cells.lstm, cells.gru), (torch.float32, torch.float64), (1, 7, 24, 64, 100), (1, 3, 17)
@@ -154,10 +159,12 @@ def problem(dice: random.Random, device: str, backend: str) -> Call:
         steps -= dice.randint(0, 40)
         inputs = hidden
         dtype = dice.choice(sizes.dtypes[:2] if hidden > 512 else sizes.dtypes)
+    cell, layers = dice.choice(sizes.cells), dice.choice((1, 1, 2, 3))
     layer = Recurrent(
-        dice.choice(sizes.cells), inputs, hidden, dice.choice((1, 1, 2, 3)),
+        cell, inputs, hidden, layers,
         bidirectional=dice.random() < 0.3, wavefront=dice.choice((None, None, 0, 1, 5, 16)),
-        backend=backend, device=device, dtype=dtype,
+        recompute=dice.choice(sizes.recompute) if layers > 1 else "none", backend=backend,
+        device=device, dtype=dtype,
     )  # fmt: skip
     x = torch.randn(steps, batch, inputs, device=device, dtype=dtype, requires_grad=True)
     given: dict[str, Tensor] = {}
