@@ -253,6 +253,10 @@ def test_grids_of_half_the_device_are_described(no_compiler):
     assert no_compiler == [("forward", 1), ("forward", 2), ("backward", 1), ("backward", 2)]
     assert sum("as a wavefront: 2 of 4 layers" in line for line in lines) == 2
     assert sum("of the wavefront: 1 x grid of 32" in line for line in lines) == 2
+    held = "which holds the gate gradients of one chunk"
+    assert not any(held in line for line in lines)
+    (line,) = [one for one in described.describe(replace(stack, steps=512)) if held in one]
+    assert line.startswith("backward as a wavefront: 2 of 4 layers at the same time, each ")
     no_compiler.clear()
     # three layers, two at a time, take nearly as long as four
     few = replace(stack, spec=stack.spec.with_(num_layers=3), batch=16)

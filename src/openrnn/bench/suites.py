@@ -133,8 +133,12 @@ def _fused() -> Iterable[BenchRow]:
 
 def _stacks() -> Iterable[BenchRow]:
     """Layers and directions, and single layers too large for one launch of small blocks."""
-    for layers, hidden, batch, steps in ((4, 512, 1, 512), (4, 512, 64, 128), (8, 256, 64, 256),
-                                         (2, 1024, 64, 256), (1, 1024, 256, 256)):  # fmt: skip
+    for layers, hidden, batch, steps in (
+        (4, 512, 1, 512), (4, 512, 64, 128), (8, 256, 64, 256), (2, 1024, 64, 256),
+        (1, 1024, 256, 256),
+        # whose gate gradients in training are more than `chunks.LARGEST_WAVEFRONT`
+        (4, 512, 16, 4000), (8, 512, 64, 512), (4, 1024, 64, 512),
+    ):  # fmt: skip
         name = f"lstm-{layers}x{hidden}-b{batch}"
         yield BenchRow(name, "lstm", steps, batch, hidden, hidden, layers)
     for cell, layers, hidden, batch, steps in (

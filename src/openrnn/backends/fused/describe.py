@@ -192,9 +192,10 @@ def _of_wavefront(
     again = kind == "backward" and problem.spec.recompute != "none"
     name = f"{kind} with forward again" if again else kind
     several = f"{way.loops} of " if 1 < way.loops < layers else ""
+    held = ", which holds the gate gradients of one chunk" if way.by_chunk else ""
     line = (
         f"{name} as a wavefront: {several}{layers} layers at the same time, each "
-        f"{-(-steps // way.chunks)} steps behind the one before; {way.us:,.0f} us by "
+        f"{-(-steps // way.chunks)} steps behind the one before{held}; {way.us:,.0f} us by "
         f"the model, layer by layer {way.in_turn:,.0f}"
     )
     head = f"{name} of the wavefront: "
