@@ -111,13 +111,18 @@ def without_side_stream(monkeypatch, joins, awaits=lambda stream: None):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
 
-def wavefront_if_asked(key, *_):
-    """`schedules.layers_at_once` without a device: a wavefront."""
+def wavefront_if_asked(key, options, wanted, again=None, by_chunk=False):
+    """`schedules.layers_at_once` without a device: a wavefront, with recompute of its chunks."""
     asked = key.spec.wavefront
     if not asked or key.layer(0, 0).units != key.spec.hidden_size:
         return None
-    edges = chunks.even(-(-key.steps // asked), key.steps)
-    cut = Chunking(edges, mode="wavefront", overlap=schedules.has_launch_events())
+    number = -(-key.steps // asked)
+    if key.recompute:
+        number = key.layer(0, 0).kept_chunks(key.steps, key.batch)
+    by_chunk = options.kind == "backward" and (by_chunk or again is not None)
+    overlap = schedules.has_launch_events() and not by_chunk
+    edges = chunks.even(number, key.steps)
+    cut = Chunking(edges, mode="wavefront", overlap=overlap, by_chunk=by_chunk)
     return ((cut,),) * key.spec.num_layers
 
 

@@ -7,6 +7,7 @@ import math
 import threading
 import weakref
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import numpy
@@ -46,6 +47,7 @@ from openrnn.nn import autograd_call, call_cache
 from openrnn.params import module_slots
 from openrnn.schedule.operations import MAIN, SIDE
 from openrnn.spec import Problem
+from openrnn.tuning import chunks
 
 STEPS, BATCH, WIDTH = 3, 5, 6
 CLUSTERS = {
@@ -66,6 +68,8 @@ OPTIONS = [
         "cuts": (0, 1, 2, STEPS), "cut": ("backward",),
     },
     {"num_layers": 3, "wavefront": 2}, {"num_layers": 3, "wavefront": 2, "overlap": True},
+    {"num_layers": 3, "wavefront": 2, "by_chunk": True},
+    {"num_layers": 3, "wavefront": 2, "recompute": "gates"},
     {"num_layers": 2, "made": True}, {"num_layers": 3, "wavefront": 2, "made": True},
     {
         "num_layers": 2, "bidirectional": True, "at_once": True, "cuts": (0, 1, 2, STEPS),
@@ -260,8 +264,10 @@ def pretended(monkeypatch):
     def call(
         hidden, configs=CLUSTERS, states=True, grad=True, batch_first=False, at_once=False,
         overlap=False, cuts=(), cut=("forward",), length=STEPS, width=WIDTH, lengths=None,
-        reset=None, seed=None, made=False, **options,
+        reset=None, seed=None, made=False, by_chunk=False, **options,
     ):  # fmt: skip
+        if "recompute" in options:
+            monkeypatch.setattr(chunks, "for_recompute", lambda *_: 3)
         if made:
             make_matrices(monkeypatch)
         monkeypatch.setattr(schedules, "idle", lambda *_: float(overlap))
@@ -271,7 +277,9 @@ def pretended(monkeypatch):
             schedules, "edges_of_both",
             lambda pair, *_: [*cuts] if pair.options.kind in cut else [],
         )  # fmt: skip
-        monkeypatch.setattr(schedules, "layers_at_once", wavefront_if_asked)
+        monkeypatch.setattr(
+            schedules, "layers_at_once", partial(wavefront_if_asked, by_chunk=by_chunk)
+        )
 
         def kernel(loop, *_):
             return Kernel(loop.kind, hidden), configs[loop.kind]
@@ -359,6 +367,37 @@ def test_memory_of_a_wavefront_in_inference(pretended, layers, chunk):
     states = 2 * BATCH * hidden * 4
     # products have a little room of their own, and each tensor begins at a multiple of 256 bytes
     assert outputs < workspace <= outputs + layers * (inputs + 2 * states + 1024)
+
+
+def gradients_of(call):
+    """Of a pass: of x, states and parameters, flattened, with the same cotangents each time."""
+    fused, dice = BACKENDS["fused"], torch.Generator().manual_seed(3)
+    out = fused.forward(call)
+    y, *finals = (torch.randn(shape, generator=dice) for shape in shapes_of(call))
+    count = len(call.params)
+    needs = Needs(True, (True, True), (True,) * count, ())
+    found = fused.backward(call, out.y, out.reserve, Cotangents(y, finals, []), needs)
+    return [found.x, *found.states, *found.params]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"by_chunk": True}, {"recompute": "gates"}, {"recompute": "gates", "wavefront": 0}],
+    ids=str,
+)
+@pytest.mark.parametrize("masked", [(), ("lengths",), ("reset",)], ids=str)
+def test_chunks_of_a_wavefront_compute_what_all_steps_do(pretended, masked, changed):
+    """Products of each chunk, and loops that run again, as in one that holds all gate gradients."""
+    found, given = [], masks_of_11_steps(masked)
+    for options in ({}, changed):
+        torch.manual_seed(0)
+        sizes = {"num_layers": 3, "length": 11, "wavefront": 4} | options
+        call = pretended(16, **sizes, **given)
+        call.params[:] = [0.1 * param for param in call.params]  # else roundings grow
+        found.append(gradients_of(call))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.abs().sum() > 0
 
 
 def masks_of_11_steps(names):
