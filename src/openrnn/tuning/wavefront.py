@@ -24,7 +24,7 @@ GRID_CHUNK_COST = 25.0  # of grids, instead of CHUNK_COST: they fill flag buffer
 PRODUCTS_BESIDE, GRID_PRODUCTS = 3.0, 0.7
 LEAST_STEPS = 8  # of a chunk that the model cuts
 MOST_CHUNKS = 32  # that it tries, unless memory or recompute needs more
-LEAST_RECOMPUTED = 4  # chunks; with fewer a stack with recompute holds nearly as much as torch.nn
+LEAST_RECOMPUTED = 4  # chunks, as stacks with recompute that had two held more than torch.nn
 MAX_TIME_RATIO = 0.92  # of the time layer by layer, at most, that a wavefront must take
 GRIDS = 2  # loops at a time where the quickest one is a grid
 
